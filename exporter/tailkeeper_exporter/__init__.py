@@ -1,0 +1,1 @@
+"""The exporter: readings of LLM backends, told truthfully, at ``/metrics`` and ``/healthz``."""

@@ -1,0 +1,21 @@
+"""The engines that the exporter knows. ``ENGINES`` is the only list; an engine is one file and one line here."""
+
+from __future__ import annotations
+
+from tailkeeper_exporter.engines.base import Engine, ProbeRequest, Source
+from tailkeeper_exporter.engines.vllm import VLLM
+
+ENGINES: tuple[Engine, ...] = (VLLM,)
+
+ENGINE_NAMES: tuple[str, ...] = tuple(engine.name for engine in ENGINES)
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of that name. Raises KeyError: the settings have checked the name before."""
+    for engine in ENGINES:
+        if engine.name == name:
+            return engine
+    raise KeyError(name)
+
+
+__all__ = ["ENGINES", "ENGINE_NAMES", "Engine", "ProbeRequest", "Source", "engine_named"]

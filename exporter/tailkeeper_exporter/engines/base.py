@@ -1,0 +1,48 @@
+"""What an engine is to the exporter: a table of sources. No engine's name appears here, and no I/O happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailkeeper_exporter.catalog import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one catalogue metric comes from on an engine's page.
+
+    ``names`` are canonical (``:`` written ``_``), newest first; the first that the page offers is used, so that a page
+    with the old and the new spelling is counted once. ``fixed`` adds labels to the result, ``where`` keeps only series
+    whose label has one of the values, ``scale`` turns the page's unit into the catalogue's.
+    """
+
+    metric: Metric
+    names: tuple[str, ...]
+    where: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fixed: tuple[tuple[str, str], ...] = ()
+    scale: float = 1.0
+    expected: bool = True
+    """Whether a page of this engine without it counts as missing a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """How to ask this engine for one token."""
+
+    path: str = "/v1/completions"
+    chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One inference engine: its page, its table, and how to ask whether it lives."""
+
+    name: str
+    metrics_path: str
+    health_path: str
+    sources: tuple[Source, ...]
+    model_labels: tuple[str, ...] = ("model_name",)
+    """Labels that carry the model's name, in order of preference."""
+    preallocates: bool = False
+    """Whether it takes its GPU memory at start, so that raw use says nothing about pressure."""
+    probe: ProbeRequest | None = field(default_factory=ProbeRequest)

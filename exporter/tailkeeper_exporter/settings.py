@@ -1,0 +1,179 @@
+"""The exporter's part of the configuration, validated. No I/O here: files named in it are checked by the root.
+
+Every field has its unit in its name and, under it, why its default is what it is. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tailkeeper_exporter.engines import ENGINE_NAMES
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+_LOOPBACK = ("127.", "localhost", "[::1]", "::1")
+_ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):(\d{1,5})$")
+_URL = re.compile(r"^https?://[^/\s]+(/\S*)?$")
+
+
+class Settings(BaseModel):
+    """Base of every settings model: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def check_url(value: str | None) -> str | None:
+    """An http or https URL without a trailing slash."""
+    if value is None:
+        return None
+    if not _URL.match(value):
+        raise ValueError("must be an http:// or https:// URL, for example http://127.0.0.1:8000")
+    return value.rstrip("/")
+
+
+def check_address(value: str) -> str:
+    """HOST:PORT."""
+    match = _ADDRESS.match(value)
+    if not match or int(match.group(2)) > 65_535:
+        raise ValueError("must be HOST:PORT, for example 127.0.0.1:9400")
+    return value
+
+
+def is_loopback(address: str) -> bool:
+    """Whether HOST:PORT names this machine only."""
+    return address.startswith(_LOOPBACK)
+
+
+class Auth(Settings):
+    """Credentials for one URL, always by file, never by value."""
+
+    bearer_file: Path | None = None
+    basic_file: Path | None = None
+    """One line, user:password."""
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    headers_file: Path | None = None
+    """Lines of `Name: value`, for example a tenant header."""
+
+
+class ModelShape(Settings):
+    """What the KV cache of one token costs: 2 · layers · kv_heads · head_dim · dtype_bytes bytes."""
+
+    layers: Annotated[int, Field(gt=0, le=1_000)]
+    kv_heads: Annotated[int, Field(gt=0, le=1_024)]
+    head_dim: Annotated[int, Field(gt=0, le=4_096)]
+    dtype_bytes: Annotated[float, Field(gt=0, le=8)] = 2
+
+
+class ProbeSettings(Settings):
+    enabled: bool = True
+    interval_s: Seconds = 10
+    """At most one probe in this time, and none while real traffic proves life: a probe costs the engine a token."""
+    first_token_timeout_s: Seconds = 1.2
+    """The product's limit for a first token that still counts as able to serve."""
+    health_timeout_s: Seconds = 0.5
+    """A plain health page does no work; slower than this says that the event loop is stuck."""
+
+
+class HangSettings(Settings):
+    no_progress_s: Seconds = 10
+    """Longer than the longest prefill step seen on real engines, shorter than a user's patience."""
+
+
+class TapSettings(Settings):
+    listen: str
+
+    _check_listen = field_validator("listen")(check_address)
+
+
+class BackendSettings(Settings):
+    """One inference engine, as the exporter sees it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    engine: str
+    url: str
+    metrics_url: str | None = None
+    """Default: the engine's usual page under `url`."""
+    model: str | None = None
+    quantization: str = "unknown"
+    api_key_file: Path | None = None
+    auth: Auth = Auth()
+    gpus: tuple[str, ...] = ()
+    model_shape: ModelShape | None = None
+    probe: ProbeSettings = ProbeSettings()
+    hang: HangSettings = HangSettings()
+    kv_service: str | None = None
+    tap: TapSettings | None = None
+    labels: dict[str, str] = Field(default_factory=dict, max_length=16)
+
+    _check_urls = field_validator("url", "metrics_url")(check_url)
+
+    @field_validator("name", "gpus", mode="before")
+    @classmethod
+    def _strings_only(cls, value: object) -> object:
+        # YAML reads an unquoted 0123, 1e3 or no as a number or a boolean; a label value must not depend on that.
+        def check(item: object) -> object:
+            if isinstance(item, (bool, int, float)):
+                raise ValueError(f"must be a quoted string; YAML read it as {type(item).__name__} {item!r}")
+            return item
+
+        return [check(item) for item in value] if isinstance(value, (list, tuple)) else check(value)
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value not in ENGINE_NAMES:
+            raise ValueError(f"unknown engine {value!r}; allowed: {', '.join(ENGINE_NAMES)}")
+        return value
+
+    @field_validator("kv_service")
+    @classmethod
+    def _redis_url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"^rediss?://[^\s/]+", value):
+            raise ValueError("must be redis://HOST:PORT or rediss://HOST:PORT")
+        return value
+
+    @property
+    def canary_revision(self) -> str:
+        return self.labels.get("canary_revision", "")
+
+
+class GpuSettings(Settings):
+    source: Literal["auto", "nvml", "dcgm", "file", "none"] = "auto"
+    file: Path | None = None
+    url: str | None = None
+    interval_s: Annotated[float, Field(ge=0.1, le=3_600)] = 1
+    """NVML calls are cheap; 0.1 s is for the fastest reaction."""
+
+    _check_url = field_validator("url")(check_url)
+
+    @model_validator(mode="after")
+    def _complete(self) -> GpuSettings:
+        if self.source == "file" and self.file is None:
+            raise ValueError("source: file needs `file`, the path of the GPU file")
+        if self.source == "dcgm" and self.url is None:
+            raise ValueError("source: dcgm needs `url`, the address of dcgm-exporter's page")
+        return self
+
+
+class OtlpSettings(Settings):
+    endpoint: str | None = None
+    headers_file: Path | None = None
+    logs: bool = False
+
+    _check_endpoint = field_validator("endpoint")(check_url)
+
+
+class ExporterSettings(Settings):
+    listen: str = "127.0.0.1:9400"
+    scrape_interval_s: Annotated[float, Field(ge=0.1, le=3_600)] = 1
+    scrape_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2
+    """A total deadline, not one per read: a page that drips one byte a second ends here."""
+    gpu: GpuSettings = GpuSettings()
+    otlp: OtlpSettings = OtlpSettings()
+
+    _check_listen = field_validator("listen")(check_address)
