@@ -1,0 +1,211 @@
+"""A small world for scenarios: time that we turn, backends that we make ill, and a gateway held in memory.
+
+The gateway is a fake of the actuator contract (labelled so): it keeps weights and admissions, and can be told to lie,
+to fail, or to be changed by a foreign hand. The real programs are in tests/e2e and tests/contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram, Reading, present
+from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState, Support
+from tailkeeper_watchdog.collect.base import Collected, LastWord
+from tailkeeper_watchdog.core import PolicySetting, Rules
+from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.loop import Loop, Parts
+from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, State, Target
+from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.reconcile import Reconciler
+from tailkeeper_watchdog.settings import GuardsSettings
+from tailkeeper_watchdog.switches import Switches
+
+TICK_S = 0.5
+
+
+class Clock:
+    """Monotonic and wall time that move only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+class FakeGateway:
+    """In-memory fake of an actuator; see the module's docstring."""
+
+    name = "edge"
+    kind = "fake"
+
+    def __init__(self, servers: tuple[str, ...]) -> None:
+        self.values: dict[str, dict[Knob, KnobValue]] = {s: {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE} for s in servers}
+        self.in_service = dict.fromkeys(servers, True)
+        self.writes: list[tuple[str, Knob, KnobValue]] = []
+        self.lies = False
+        self.fails: ErrorKind | None = None
+        self.partial_weights = True
+
+    def supports(self, knob: Knob) -> Support:
+        return Support(True) if knob in (Knob.WEIGHT, Knob.ADMISSION) else Support(False, f"a fake gateway has no {knob}")
+
+    async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
+        if self.fails is not None:
+            raise ActuatorError(self.fails, self.name, "*", "told to fail")
+        return {s: ServerState(dict(self.values[s]), self.in_service[s]) for s in servers if s in self.values}
+
+    async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
+        if self.fails is not None:
+            raise ActuatorError(self.fails, self.name, server, "told to fail")
+        for knob, value in values.items():
+            if knob is Knob.WEIGHT and not self.partial_weights and value not in (0.0, 1.0):
+                raise ActuatorError(ErrorKind.REFUSED, self.name, server, "whole weights only")
+            self.writes.append((server, knob, value))
+            if not self.lies:
+                self.values[server][knob] = value
+
+    async def close(self) -> None:
+        return None
+
+
+@dataclass
+class Sick:
+    """What one backend reports now."""
+
+    state: State = State.SERVING
+    ok: float = 0.0
+    errors: float = 0.0
+    ok_per_tick: float = 2.0
+    errors_per_tick: float = 0.0
+    itl_s: float = 0.02
+    ttft_s: float = 0.2
+    silent: bool = False
+    extra: dict[str, float] = field(default_factory=dict)
+    itl_count: float = 0.0
+    itl_sum: float = 0.0
+    ttft_counts: dict[float, float] = field(default_factory=lambda: dict.fromkeys((0.1, 0.5, 1.0, 2.0, 10.0, inf), 0.0))
+    ttft_sum: float = 0.0
+
+
+class World:
+    """Backends, a gateway and a watchdog over them. ``await world.run(seconds)``."""
+
+    def __init__(
+        self,
+        path: object,
+        names: tuple[str, ...] = ("a", "b", "c", "d"),
+        *,
+        mode: Mode = Mode.ENFORCE,
+        guards: GuardsSettings | None = None,
+        params: GpuHealthGateParams | None = None,
+        zones: Mapping[str, str] | None = None,
+        stale_after_s: float = 3.0,
+    ) -> None:
+        self.clock = Clock()
+        self.gateway = FakeGateway(names)
+        self.sick = {name: Sick() for name in names}
+        self._names, self._path, self._stale = names, path, stale_after_s
+        self._mode, self._params = mode, params or GpuHealthGateParams()
+        self._guards = guards or GuardsSettings(cooldown_s=5, return_ramp_s=6, lease_s=60)
+        self._zones = dict(zones or {})
+        self.start()
+
+    def start(self) -> None:
+        """(Re)start the watchdog on the same ledger: what a crash leaves is what the ledger and the gateway hold."""
+        self.ledger = Ledger(str(self._path))
+        log = DecisionLog(self.ledger, self.clock.wall)
+        self._last = LastWord(self._names, self._stale)
+        self.switches = Switches(self.ledger, self._guards.pause_file, self.clock.wall)
+        self.loop = Loop(
+            Parts(
+                backends=tuple(
+                    Backend(n, "m", (Target("edge", n, "llm"),), {"az": self._zones[n]} if n in self._zones else {})
+                    for n in self._names
+                ),
+                source=self,
+                reconciler=Reconciler({"edge": self.gateway}, self.ledger, log, self._guards.lease_s, self.clock.wall),
+                ledger=self.ledger,
+                decisions=log,
+                switches=self.switches,
+                rules=Rules(
+                    Slo(),
+                    {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10},
+                    {"gpu_health_gate": PolicySetting(self._mode, self._params)},
+                    self._stale,
+                ),
+                guards=self._guards,
+                tick_s=TICK_S,
+                monotonic=self.clock.monotonic,
+                wall=self.clock.wall,
+            )
+        )
+
+    async def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.clock.now += TICK_S
+            record = await self.loop.tick()
+            assert record.error is None, record.error
+
+    async def collect(self, now: float, deadline_s: float) -> Collected:
+        heard = {n: self._observe(n, s) for n, s in self.sick.items() if not s.silent}
+        self._last.hear(heard, dict.fromkeys(heard, self.clock.now))
+        return Collected(self._last.tell(self.clock.now, {}, "the exporter does not answer"))
+
+    async def close(self) -> None:
+        return None
+
+    def _observe(self, name: str, sick: Sick) -> BackendObservation:
+        now = self.clock.now
+        if sick.state.takes_work and self.gateway.values[name][Knob.ADMISSION] != DRAIN:
+            _serve(sick)
+        values = {
+            f"{catalog.REQUESTS.name}{{ok}}": sick.ok,
+            f"{catalog.REQUESTS.name}{{error}}": sick.errors,
+            catalog.RUNNING.name: 3.0,
+            catalog.WAITING.name: 0.0,
+            **sick.extra,
+        }
+        readings: dict[str, Reading[float]] = {k: present(v, now) for k, v in values.items()}
+        bounds = tuple(sorted(sick.ttft_counts))
+        histograms = {
+            catalog.TTFT.name: Histogram(bounds, tuple(sick.ttft_counts[b] for b in bounds), sick.ttft_sum),
+            catalog.ITL.name: Histogram((0.05, 0.1, inf), (0.0, sick.itl_count, sick.itl_count), sick.itl_sum),
+        }
+        reasons = ("3 in flight, no token for 10.0 s, own probe unanswered",) if sick.state is State.HUNG else ()
+        return BackendObservation(name, sick.state, 0.0, None, readings, histograms, (), reasons)
+
+    def verdicts(self, backend: str) -> list[str]:
+        """The decision log of one backend, oldest first."""
+        return [d.verdict.value for d in reversed(self.ledger.decisions(backend, limit=1_000))]
+
+    def weight(self, name: str) -> KnobValue:
+        return self.gateway.values[name][Knob.WEIGHT]
+
+    def admission(self, name: str) -> KnobValue:
+        return self.gateway.values[name][Knob.ADMISSION]
+
+    def out(self) -> set[str]:
+        """Backends that get less than half of their traffic."""
+        return {n for n, v in self.gateway.values.items() if v[Knob.ADMISSION] == DRAIN or float(v[Knob.WEIGHT]) < 0.5}
+
+    def guards_with(self, **changes: object) -> GuardsSettings:
+        return self._guards.model_copy(update=changes)
+
+
+def _serve(sick: Sick) -> None:
+    sick.ok += sick.ok_per_tick
+    sick.errors += sick.errors_per_tick
+    sick.itl_count += 10 * sick.ok_per_tick
+    sick.itl_sum += 10 * sick.ok_per_tick * sick.itl_s
+    sick.ttft_sum += sick.ok_per_tick * sick.ttft_s
+    for bound in sick.ttft_counts:
+        if sick.ttft_s <= bound:
+            sick.ttft_counts[bound] += sick.ok_per_tick

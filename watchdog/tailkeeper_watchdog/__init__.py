@@ -1,0 +1,1 @@
+"""The watchdog: knows the fleet, decides, and acts through gateways under guards and leases."""

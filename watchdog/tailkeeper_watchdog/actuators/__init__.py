@@ -1,0 +1,22 @@
+"""The gateways that can be switched. ``ACTUATORS`` is the only list; an actuator is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tailkeeper_watchdog.actuators import haproxy, webhook
+from tailkeeper_watchdog.actuators.contract import Actuator
+from tailkeeper_watchdog.settings import Gateway
+
+ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
+    haproxy.KIND: haproxy.create,
+    webhook.KIND: webhook.create,
+}
+
+
+def build_actuator(settings: Gateway) -> Actuator:
+    """The actuator for one entry of `gateways`. Opens nothing; raises KeyError for a kind without an actuator."""
+    return ACTUATORS[settings.kind](settings)
+
+
+__all__ = ["ACTUATORS", "Actuator", "build_actuator"]

@@ -1,0 +1,102 @@
+"""What every actuator must promise. The shared contract suite (tests/contract) holds each of them to it.
+
+* ``read`` tells what is in force now, asked from the gateway itself, never remembered.
+* ``write`` is idempotent and returns only when the gateway took the command; it never says whether the effect is
+  there: the reconciler reads back.
+* Both keep to the deadline they are given, whatever the other side does, and raise only ``ActuatorError``.
+* One call at a time per gateway: the actuator serialises its own.
+* What cannot be done is said beforehand by ``supports``, in words for people, and never silently skipped.
+
+A weight is a share of the weight that the gateway's own configuration gives the server: 1.0 is normal, 0.18 is 18 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from tailkeeper_watchdog.model import Knob, KnobValue
+
+
+class ErrorKind(StrEnum):
+    """What went wrong, sorted by what the reconciler may do next."""
+
+    UNREACHABLE = "unreachable"  # nothing was sent: repeat at the next tick
+    TIMEOUT = "timeout"  # the effect is unknown: read before anything else
+    REFUSED = "refused"  # the gateway said no: repeating will not help
+    UNAUTHORIZED = "unauthorized"  # our credential is wrong: tell people
+    NOT_FOUND = "not_found"  # the server is not known there: a configuration error
+    PROTOCOL = "protocol"  # an answer that cannot be read: the effect is unknown
+
+
+class ActuatorError(Exception):
+    """The one exception of an actuator. Carries what was asked of whom; never a credential."""
+
+    def __init__(self, kind: ErrorKind, gateway: str, server: str, message: str) -> None:
+        super().__init__(f"{gateway}/{server}: {message}")
+        self.kind = kind
+        self.gateway = gateway
+        self.server = server
+
+    @property
+    def retryable(self) -> bool:
+        return self.kind in (ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT, ErrorKind.PROTOCOL)
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a knob can be turned here; ``why_not`` is a sentence for people."""
+
+    enforceable: bool
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What a gateway says of one server.
+
+    ``in_service`` is False where the gateway itself, or someone else, keeps traffic away (health check down,
+    maintenance): such a removal counts against the cap. ``sessions`` is the number of requests in flight, if told.
+    A knob that is absent from ``values`` is not known. ``doubt`` is a sentence for people, empty where all is well: part
+    of this could not be read, or replicas disagree, so it is not in force everywhere and never counts as confirmed.
+    """
+
+    values: Mapping[Knob, KnobValue]
+    in_service: bool = True
+    sessions: int | None = None
+    doubt: str = ""
+
+
+class Actuator(Protocol):
+    """One gateway. Create it with its settings; it opens connections only when called."""
+
+    @property
+    def name(self) -> str:
+        """The gateway's name in the configuration."""
+        ...
+
+    @property
+    def kind(self) -> str: ...
+
+    def supports(self, knob: Knob) -> Support:
+        """What this kind of gateway can do, without asking it."""
+        ...
+
+    async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
+        """The state of each of ``servers``; those that the gateway does not know are left out.
+
+        Raises ActuatorError when nothing could be read.
+        """
+        ...
+
+    async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
+        """Make ``values`` so, in an order that never lets traffic in before its weight is set.
+
+        Raises ActuatorError. Of whatever kind it is, a part of ``values`` may have been written before (a drain is never
+        held back by a weight that must be refused): read before the change is given up.
+        """
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,168 @@
+"""The watchdog put together from its settings. Everything is built here and passed in; nothing is global."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+import requests
+import uvicorn
+from prometheus_api_client import PrometheusConnect
+
+from tailkeeper_watchdog.actuators import build_actuator, http_auth
+from tailkeeper_watchdog.api.app import build_api
+from tailkeeper_watchdog.api.page import TickDurations
+from tailkeeper_watchdog.api.security import Gate
+from tailkeeper_watchdog.collect.base import Source
+from tailkeeper_watchdog.collect.exporter import ExporterSource
+from tailkeeper_watchdog.collect.prometheus import PrometheusSource
+from tailkeeper_watchdog.core import PolicySetting, Rules
+from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.loop import Loop, Parts
+from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
+from tailkeeper_watchdog.notify import Notifier, alerts_for
+from tailkeeper_watchdog.policies import POLICIES
+from tailkeeper_watchdog.reconcile import Reconciler
+from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
+from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
+from tailkeeper_watchdog.switches import Switches
+
+ALL_SERVERS = "all"
+"""Pool of a gateway whose servers are not grouped."""
+
+
+def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
+    """A configured backend as the core knows it. ``kinds`` maps gateway names to their kind."""
+    targets = []
+    for ref in settings.gateway:
+        before_slash = ref.server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
+        targets.append(Target(ref.name, ref.server, ref.pool or before_slash))
+    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels))
+
+
+def policy_modes(policies: PoliciesSettings) -> dict[str, Mode]:
+    return {policy.name: getattr(policies, policy.name).mode for policy in POLICIES}
+
+
+def build_source(config: Configuration) -> Source:
+    names = tuple(b.name for b in config.backends)
+    source = config.watchdog.source
+    if isinstance(source, PrometheusSourceSettings):
+        session = requests.Session()
+        session.trust_env = False
+        session.verify = str(source.auth.ca_file) if source.auth.ca_file else True
+        if source.auth.cert_file is not None:
+            session.cert = (str(source.auth.cert_file), str(source.auth.key_file or source.auth.cert_file))
+        client = PrometheusConnect(url=source.url, headers=dict(http_auth.headers(source.auth)), session=session)
+        return PrometheusSource(client, source.url, names, config.stale_after_s)
+    return ExporterSource(source.urls, names, config.stale_after_s)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which ends the process before what we hold is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        yield
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
+class Watchdog:
+    """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly."""
+
+    def __init__(self, config: Configuration) -> None:
+        kinds = {g.name: g.kind for g in config.gateways}
+        self._config = config
+        self.ledger = Ledger(config.watchdog.state)
+        decisions = DecisionLog(self.ledger, time.time)
+        actuators = {g.name: build_actuator(g) for g in config.gateways}
+        self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
+        self._durations = TickDurations()
+        modes = policy_modes(config.policies)
+        self.loop = Loop(
+            Parts(
+                backends=tuple(backend_of(b, kinds) for b in config.backends),
+                source=build_source(config),
+                reconciler=Reconciler(actuators, self.ledger, decisions, config.guards.lease_s, time.time),
+                ledger=self.ledger,
+                decisions=decisions,
+                switches=self.switches,
+                rules=_rules(config),
+                guards=config.guards,
+                tick_s=config.watchdog.tick_s,
+            ),
+            self._after_tick,
+        )
+        alertmanager = config.watchdog.alertmanager
+        self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
+        token = None if config.watchdog.token_file is None else config.watchdog.token_file.read_text().strip()
+        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, config.watchdog.tick_s)
+        self.asgi = Gate(api, token)
+
+    def _after_tick(self, record: TickRecord) -> None:
+        self._durations.observe(record.duration_s)
+        if self._notifier is not None:
+            book = self.loop.memory.book
+            findings = (*book.open_findings, *book.closed[-50:])
+            url = f"http://{self._config.watchdog.listen}/"
+            self._notifier.offer(alerts_for(findings, record.situation.scores, self.loop.parts.backends, record.desired, url))
+
+    async def run(self, listen: str | None = None) -> None:
+        """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network."""
+        host, _, port = (listen or self._config.watchdog.listen).rpartition(":")
+        config = uvicorn.Config(
+            self.asgi, host=host.strip("[]"), port=int(port), log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        server = Server(config)
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.switches.pause, "paused by SIGUSR1")
+        async with self._background(stop):
+            await server.serve()
+        if not server.started:
+            raise OSError(f"{host}:{port}: the address cannot be listened on; is another watchdog running?")
+
+    @contextlib.asynccontextmanager
+    async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
+        ticking = asyncio.create_task(self.loop.run(stop))
+        sending = asyncio.create_task(self._notifier.run()) if self._notifier else None
+        try:
+            yield
+        finally:
+            stop.set()
+            await ticking
+            if sending is not None:
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sending
+            await self.close()
+
+    async def close(self) -> None:
+        await self.loop.parts.source.close()
+        await self.loop.parts.reconciler.close()
+        if self._notifier is not None:
+            await self._notifier.close()
+        self.ledger.close()
+
+
+def _rules(config: Configuration) -> Rules:
+    latency = config.slo.latency
+    policies = config.policies
+    return Rules(
+        slo=Slo(latency.ttft_p99_s, latency.itl_p99_s, latency.e2e_p99_s, config.slo.objective),
+        weights=config.hscore.weights.model_dump(),
+        policies={
+            policy.name: PolicySetting(getattr(policies, policy.name).mode, getattr(policies, policy.name).params)
+            for policy in POLICIES
+        },
+        stale_after_s=config.stale_after_s,
+    )

@@ -1,0 +1,158 @@
+"""Direct mode: read the exporters themselves, all at once, one deadline. An exporter that fails costs only its own.
+
+From an exporter it relies on ``/metrics``, ``/healthz`` and ``/api/v1/requests``; each may be missing or failing, and
+then what it would have said is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+import httpx
+
+from tailkeeper_exporter.exposition import PageError, PageParser
+from tailkeeper_watchdog.collect.base import Collected, LastWord, RequestRecord
+from tailkeeper_watchdog.collect.observe import WANTED, observe
+from tailkeeper_watchdog.model import BackendObservation
+
+MAX_PAGE_BYTES = 8 * 1024 * 1024
+MAX_CONCURRENT = 64
+MAX_RECORDS = 5_000
+"""Request records taken from one exporter in one round; the rest comes with the next."""
+
+
+class ExporterSource:
+    """Reads a fixed list of exporters. ``close`` it at the end."""
+
+    def __init__(self, urls: tuple[str, ...], backends: tuple[str, ...], stale_after_s: float) -> None:
+        self._exporters = [_Exporter(url) for url in urls]
+        self._last = LastWord(backends, stale_after_s)
+        limits = httpx.Limits(max_connections=2 * MAX_CONCURRENT, max_keepalive_connections=2 * MAX_CONCURRENT)
+        self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
+        self._gate = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def collect(self, now: float, deadline_s: float) -> Collected:
+        async with asyncio.TaskGroup() as group:
+            for exporter in self._exporters:
+                group.create_task(self._one(exporter, deadline_s))
+        errors: dict[str, str] = {}
+        records: list[RequestRecord] = []
+        for exporter in self._exporters:
+            self._last.hear(exporter.observations, dict.fromkeys(exporter.observations, exporter.taken_at))
+            records.extend(exporter.records)
+            if exporter.error is not None:
+                errors.update(dict.fromkeys(exporter.observations, exporter.error))
+        failed = [e.error for e in self._exporters if e.error is not None]
+        all_failed = failed[0] if len(failed) == len(self._exporters) else None
+        default = failed[0] if failed else "no exporter reports this backend"
+        return Collected(self._last.tell(time.monotonic(), errors, default), tuple(records), all_failed)
+
+    async def _one(self, exporter: _Exporter, deadline_s: float) -> None:
+        async with self._gate:
+            await exporter.read(self._client, deadline_s)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class _Exporter:
+    """One exporter: its parser, its cursor, and what it last said."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._parser = PageParser(WANTED)
+        self._cursor = 0
+        self.observations: Mapping[str, BackendObservation] = {}
+        self.records: tuple[RequestRecord, ...] = ()
+        self.taken_at = float("-inf")
+        self.error: str | None = None
+
+    async def read(self, client: httpx.AsyncClient, deadline_s: float) -> None:
+        self.records = ()
+        taken_at = time.monotonic()
+        page, health, requests = await asyncio.gather(
+            self._get(client, "/metrics", deadline_s),
+            self._get(client, "/healthz", deadline_s),
+            self._get(client, f"/api/v1/requests?since={self._cursor}&limit={MAX_RECORDS}", deadline_s),
+        )
+        self.records = self._records(requests)
+        if isinstance(page, str):
+            self.error = f"{self._url}: {page}"
+            return
+        try:
+            samples = self._parser.parse(page).samples
+        except PageError as error:
+            self.error = f"{self._url}/metrics: {error}"
+            return
+        self.observations = observe(samples, taken_at, _reasons(health))
+        self.taken_at = taken_at
+        self.error = None
+
+    async def _get(self, client: httpx.AsyncClient, path: str, deadline_s: float) -> bytes | str:
+        """The body, or in words why there is none. 503 is what ``/healthz`` says of a failing backend: a body too."""
+        try:
+            async with asyncio.timeout(deadline_s), client.stream("GET", self._url + path, timeout=deadline_s) as response:
+                if response.status_code not in (200, 503):
+                    return f"{path} answered {response.status_code}"
+                body = bytearray()
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > MAX_PAGE_BYTES:
+                        return f"{path} is larger than {MAX_PAGE_BYTES} bytes"
+                return bytes(body)
+        except TimeoutError:
+            return f"{path} did not answer within {deadline_s:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return f"{path}: {type(error).__name__}: {error}"
+
+    def _records(self, body: bytes | str) -> tuple[RequestRecord, ...]:
+        document = _json(body)
+        if not isinstance(document, dict) or not isinstance(document.get("next"), int):
+            return ()
+        # A cursor that went back is a restarted exporter: begin again where it begins.
+        self._cursor = document["next"]
+        rows = document.get("requests")
+        return tuple(r for row in rows[:MAX_RECORDS] if (r := _record(row)) is not None) if isinstance(rows, list) else ()
+
+
+def _json(body: bytes | str) -> Any:
+    if isinstance(body, str):
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def _reasons(body: bytes | str) -> dict[str, tuple[str, ...]]:
+    """Reasons by backend from a ``/healthz`` document; whatever is not of its shape is left out."""
+    document = _json(body)
+    rows = document.get("backends") if isinstance(document, dict) else None
+    found: dict[str, tuple[str, ...]] = {}
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and isinstance(row.get("backend"), str) and isinstance(row.get("reasons"), list):
+            found[row["backend"]] = tuple(str(reason)[:300] for reason in row["reasons"][:10])
+    return found
+
+
+def _record(row: Any) -> RequestRecord | None:
+    if not isinstance(row, dict) or not isinstance(row.get("backend"), str):
+        return None
+    outcome = row.get("outcome")
+    return RequestRecord(
+        backend=row["backend"],
+        outcome=outcome if isinstance(outcome, str) else None,
+        ttft_s=_seconds(row.get("ttft_s")),
+        itl_s=_seconds(row.get("itl_s")),
+        e2e_s=_seconds(row.get("e2e_s")),
+    )
+
+
+def _seconds(value: Any) -> float | None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+    return float(value) if good else None

@@ -1,0 +1,121 @@
+"""Samples of the exporter's metrics, wherever they were read, into one observation per backend. Pure.
+
+Series of one backend (several models) are merged by the catalogue's rule. What is not there stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.catalog import BY_NAME, Kind, Merge
+from tailkeeper_exporter.exposition import Part, SeriesKey
+from tailkeeper_exporter.readings import Histogram, Reading, absent, present
+from tailkeeper_watchdog.model import BackendObservation, GpuObservation, State
+
+_GPU_METRICS = tuple(m for m in catalog.CATALOG if catalog.GPU in m.labels)
+_GPU_NAMES = frozenset(m.name for m in _GPU_METRICS)
+WANTED: Mapping[str, Kind] = {m.name: m.kind for m in catalog.CATALOG if m.name.startswith("llm_")}
+"""What the watchdog reads of the exporter's page: the backends, not the exporter's own affairs."""
+_STATES = {state.value: state for state in State}
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What was found of one backend so far."""
+
+    state: State = State.UNKNOWN
+    values: dict[str, float] = field(default_factory=dict)
+    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    gpus: dict[str, dict[str, float]] = field(default_factory=dict)
+    throttled: dict[str, set[str]] = field(default_factory=dict)
+
+
+def observe(
+    samples: Iterable[tuple[SeriesKey, float]], taken_at: float, reasons: Mapping[str, tuple[str, ...]]
+) -> dict[str, BackendObservation]:
+    """One observation per backend label found. ``taken_at`` is the monotonic time of the evidence."""
+    found: dict[str, _Parts] = {}
+    for key, value in samples:
+        backend = key.label("backend")
+        if backend:
+            parts = found.get(backend)
+            if parts is None:
+                parts = found[backend] = _Parts()
+            _take(parts, key, value)
+    return {name: _observation(name, parts, taken_at, reasons.get(name, ())) for name, parts in found.items()}
+
+
+def _take(parts: _Parts, key: SeriesKey, value: float) -> None:
+    name = key.name
+    if key.part is Part.BUCKET:
+        bounds = parts.buckets.setdefault(name, {})
+        bound = inf if key.le is None else key.le
+        bounds[bound] = bounds.get(bound, 0.0) + value
+    elif key.part is Part.SUM:
+        parts.sums[name] = parts.sums.get(name, 0.0) + value
+    elif key.part is Part.COUNT:
+        return
+    elif name == catalog.BACKEND_STATE.name:
+        if value == 1:
+            parts.state = _STATES.get(key.label("state"), State.UNKNOWN)
+    elif name in _GPU_NAMES:
+        _take_gpu(parts, key, value)
+    else:
+        slot = f"{name}{{{key.label('outcome')}}}" if name == catalog.REQUESTS.name else name
+        _merge(parts.values, slot, value, BY_NAME[name].merge)
+
+
+def _take_gpu(parts: _Parts, key: SeriesKey, value: float) -> None:
+    uuid = key.label("gpu")
+    if key.name == catalog.GPU_THROTTLED.name:
+        if value == 1:
+            parts.throttled.setdefault(uuid, set()).add(key.label("reason"))
+        return
+    parts.gpus.setdefault(uuid, {})[key.name] = value
+
+
+def _merge(values: dict[str, float], slot: str, value: float, rule: Merge) -> None:
+    known = values.get(slot)
+    if known is None:
+        values[slot] = value
+    elif rule is Merge.MAX:
+        values[slot] = max(known, value)
+    else:
+        values[slot] = known + value
+
+
+def _observation(name: str, parts: _Parts, taken_at: float, reasons: tuple[str, ...]) -> BackendObservation:
+    readings: dict[str, Reading[float]] = {slot: present(value, taken_at) for slot, value in parts.values.items()}
+    histograms = {n: h for n, b in parts.buckets.items() if (h := _histogram(b, parts.sums.get(n))) is not None}
+    gpus = tuple(_gpu(uuid, values, parts.throttled.get(uuid, set()), taken_at) for uuid, values in sorted(parts.gpus.items()))
+    return BackendObservation(name, parts.state, 0.0, None, readings, histograms, gpus, reasons)
+
+
+def _histogram(buckets: dict[float, float], total: float | None) -> Histogram | None:
+    if inf not in buckets or total is None:
+        return None
+    bounds = tuple(sorted(buckets))
+    return Histogram(bounds, tuple(buckets[b] for b in bounds), total)
+
+
+def _gpu(uuid: str, values: dict[str, float], throttled: set[str], taken_at: float) -> GpuObservation:
+    def reading(metric: catalog.Metric) -> Reading[float]:
+        value = values.get(metric.name)
+        return absent() if value is None else present(value, taken_at)
+
+    return GpuObservation(
+        uuid=uuid,
+        sample_age_s=reading(catalog.GPU_SAMPLE_AGE),
+        utilization_ratio=reading(catalog.GPU_UTILIZATION),
+        memory_used_bytes=reading(catalog.GPU_MEMORY_USED),
+        memory_total_bytes=reading(catalog.GPU_MEMORY_TOTAL),
+        fragmentation_ratio=reading(catalog.GPU_FRAGMENTATION),
+        pcie_ratio=reading(catalog.GPU_PCIE),
+        nvlink_ratio=reading(catalog.GPU_NVLINK),
+        temperature_celsius=reading(catalog.GPU_TEMPERATURE),
+        throttle_reasons=tuple(sorted(throttled)),
+    )

@@ -1,0 +1,113 @@
+"""Prometheus mode: two instant queries whatever the size of the fleet, through ``prometheus-api-client``.
+
+One query returns every series of ours, the other when each backend was last scraped, because the value of an instant
+query carries the time of the query and not of the sample. Works with any server that speaks the Prometheus HTTP API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from math import inf, isfinite
+from typing import Any, Protocol
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.catalog import BY_NAME, Kind
+from tailkeeper_exporter.exposition import Part, SeriesKey
+from tailkeeper_watchdog.collect.base import Collected, LastWord
+from tailkeeper_watchdog.collect.observe import WANTED, observe
+
+_SUFFIXES = {"_bucket": Part.BUCKET, "_sum": Part.SUM, "_count": Part.COUNT}
+
+
+class Client(Protocol):
+    """The part of ``PrometheusConnect`` that is used; it blocks, so it runs in a thread."""
+
+    def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]: ...
+
+
+def series_query() -> str:
+    """One selector for every series that the watchdog reads."""
+    names = [
+        f"{name}_(bucket|sum)" if kind is Kind.HISTOGRAM else name for name, kind in sorted(WANTED.items(), key=lambda i: i[0])
+    ]
+    return '{__name__=~"' + "|".join(names) + '"}'
+
+
+def freshness_query() -> str:
+    return f"max by (backend) (timestamp({catalog.BACKEND_STATE.name}))"
+
+
+class PrometheusSource:
+    """Reads one server. ``wall`` epoch seconds are compared with its sample times: clocks should agree to a second."""
+
+    def __init__(self, client: Client, url: str, backends: tuple[str, ...], stale_after_s: float) -> None:
+        self._client = client
+        self._url = url
+        self._last = LastWord(backends, stale_after_s)
+        self._busy: asyncio.Future[tuple[list[dict[str, Any]], list[dict[str, Any]]]] | None = None
+
+    async def collect(self, now: float, deadline_s: float) -> Collected:
+        error = await self._read(deadline_s)
+        why = error or "the server has no series of this backend"
+        return Collected(self._last.tell(time.monotonic(), {}, why), (), error)
+
+    async def _read(self, deadline_s: float) -> str | None:
+        if self._busy is None or self._busy.done():  # one query in flight: a slow server is not asked twice
+            self._busy = asyncio.ensure_future(asyncio.to_thread(self._query))
+        try:
+            async with asyncio.timeout(deadline_s):
+                series, times = await asyncio.shield(self._busy)
+        except TimeoutError:
+            return f"{self._url} did not answer within {deadline_s:g} s"
+        except Exception as error:  # whatever the client library raises is one fact: nothing could be read
+            return f"{self._url}: {type(error).__name__}: {str(error)[:300]}"
+        wall, monotonic = time.time(), time.monotonic()
+        taken_at = {
+            row["metric"].get("backend", ""): monotonic - max(0.0, wall - at) for row in times if (at := _value(row)) is not None
+        }
+        observations = observe(_samples(series), monotonic, {})
+        self._last.hear({name: seen for name, seen in observations.items() if name in taken_at}, taken_at)
+        return None
+
+    def _query(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        return self._client.custom_query(series_query()), self._client.custom_query(freshness_query())
+
+    async def close(self) -> None:
+        if self._busy is not None:
+            self._busy.cancel()
+
+
+def _samples(rows: list[dict[str, Any]]) -> Iterator[tuple[SeriesKey, float]]:
+    for row in rows:
+        value = _value(row)
+        key = _key(row.get("metric", {}))
+        if key is not None and value is not None:
+            yield key, value
+
+
+def _key(labels: Mapping[str, str]) -> SeriesKey | None:
+    name = labels.get("__name__", "")
+    rest = tuple(sorted((k, v) for k, v in labels.items() if k not in ("__name__", "le")))
+    if name in BY_NAME:
+        return SeriesKey(name, rest, BY_NAME[name].kind)
+    for suffix, part in _SUFFIXES.items():
+        family = name.removesuffix(suffix)
+        if family != name and family in BY_NAME:
+            le = _bound(labels.get("le", "")) if part is Part.BUCKET else None
+            return SeriesKey(family, rest, Kind.HISTOGRAM, part, le)
+    return None
+
+
+def _bound(text: str) -> float:
+    """Prometheus 2 keeps ``1``, Prometheus 3 writes ``1.0``: a bound is a number, never a text."""
+    return inf if text == "+Inf" else float(text)
+
+
+def _value(row: Mapping[str, Any]) -> float | None:
+    try:
+        value = float(row["value"][1])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    return value if isfinite(value) else None

@@ -1,0 +1,173 @@
+"""The pure part of a tick: score, detect, decide, guard, plan. Values and ``now`` in, values out.
+
+The same functions run live and in replay, so what is replayed is what would have been done. ``Memory`` is everything
+that is remembered from tick to tick; the loop owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tailkeeper_watchdog.collect.base import RequestRecord
+from tailkeeper_watchdog.detectors import DETECTORS, Symptom
+from tailkeeper_watchdog.findings import Book, update
+from tailkeeper_watchdog.guards import GuardContext, judge
+from tailkeeper_watchdog.model import (
+    EMPTY,
+    DesiredState,
+    FindingKind,
+    FleetSnapshot,
+    Mode,
+    Refusal,
+    Severity,
+    Situation,
+    Slo,
+    Verdict,
+)
+from tailkeeper_watchdog.plan import ReturnMemory
+from tailkeeper_watchdog.policies import POLICIES
+from tailkeeper_watchdog.resolve import resolve
+from tailkeeper_watchdog.scoring.hscore import score
+from tailkeeper_watchdog.scoring.ring import LatencyRing
+from tailkeeper_watchdog.scoring.uptime import Uptime, observe
+from tailkeeper_watchdog.scoring.window import RECENT_S, WINDOW_S, History, add, over, take_sample
+
+MIN_RECORDS = 20
+"""Fewer request records than this have no P99 worth the name."""
+RECORDS_FRESH_S = WINDOW_S
+"""A ring that nothing was added to for longer describes the past; the buckets are asked instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySetting:
+    mode: Mode
+    params: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is configured and does not change within a tick."""
+
+    slo: Slo
+    weights: Mapping[str, float]
+    policies: Mapping[str, PolicySetting]
+    stale_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered from tick to tick."""
+
+    histories: Mapping[str, History] = field(default_factory=lambda: EMPTY)
+    uptimes: Mapping[str, Uptime] = field(default_factory=lambda: EMPTY)
+    rings: Mapping[tuple[str, str], tuple[LatencyRing, float]] = field(default_factory=lambda: EMPTY)
+    detectors: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    policies: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    book: Book = field(default_factory=Book)
+    returning: ReturnMemory = field(default_factory=ReturnMemory)
+
+
+def score_fleet(
+    snapshot: FleetSnapshot, records: tuple[RequestRecord, ...], memory: Memory, rules: Rules
+) -> tuple[Memory, Situation]:
+    """Windows, uptimes, exact quantiles and scores of every backend."""
+    now = snapshot.now
+    histories: dict[str, History] = {}
+    uptimes: dict[str, Uptime] = {}
+    windows, recent, scores = {}, {}, {}
+    bare = Situation(snapshot, EMPTY, EMPTY, EMPTY, rules.slo, rules.stale_after_s)
+    for backend in snapshot.backends:
+        name = backend.name
+        history = memory.histories.get(name, History())
+        uptime = memory.uptimes.get(name, Uptime())
+        seen = bare.fresh(name)
+        if seen is not None and seen.age_s is not None:
+            history = add(history, take_sample(seen, now - seen.age_s))
+            uptime = observe(uptime, seen.state, now)
+        histories[name], uptimes[name] = history, uptime
+        windows[name] = over(history, WINDOW_S, uptime.ratio())
+        recent[name] = over(history, RECENT_S)
+        scores[name] = score(seen, windows[name], rules.weights, rules.slo, name)
+    rings = _fill(memory.rings, records, now)
+    exact = {
+        key: quantile
+        for key, (ring, at) in rings.items()
+        if now - at <= RECORDS_FRESH_S and len(ring) >= MIN_RECORDS and (quantile := ring.quantile(0.99)) is not None
+    }
+    memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings)
+    return memory, Situation(snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact)
+
+
+def _fill(
+    rings: Mapping[tuple[str, str], tuple[LatencyRing, float]], records: tuple[RequestRecord, ...], now: float
+) -> Mapping[tuple[str, str], tuple[LatencyRing, float]]:
+    """Add the latencies of requests that ended well: a failed request is no fast one."""
+    batches: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if record.outcome != "ok":
+            continue
+        for signal, value in (("ttft", record.ttft_s), ("itl", record.itl_s), ("e2e", record.e2e_s)):
+            if value is not None:
+                batches.setdefault((record.backend, signal), []).append(value)
+    if not batches:
+        return rings
+    filled = dict(rings)
+    for key, values in batches.items():
+        ring = filled[key][0] if key in filled else LatencyRing()
+        ring.extend(np.asarray(values))
+        filled[key] = (ring, now)
+    return filled
+
+
+def detect_all(situation: Situation, memory: Memory, extra: tuple[Symptom, ...]) -> tuple[Memory, tuple[Symptom, ...]]:
+    """The symptoms of this tick; ``extra`` are those that acting brought to light (contended knobs)."""
+    states: dict[str, Any] = {}
+    symptoms: list[Symptom] = list(extra)
+    for detector in DETECTORS:
+        before = memory.detectors.get(detector.name)
+        states[detector.name], found = detector.detect(situation, detector.new_memory() if before is None else before)
+        symptoms.extend(found)
+    return replace(memory, detectors=states), tuple(symptoms)
+
+
+def decide_all(situation: Situation, memory: Memory, rules: Rules) -> tuple[Memory, tuple[DesiredState, ...]]:
+    """What every policy wants, resolved to one wish per knob among the enforced ones."""
+    states: dict[str, Any] = {}
+    desired: list[DesiredState] = []
+    for policy in POLICIES:
+        setting = rules.policies[policy.name]
+        before = memory.policies.get(policy.name)
+        states[policy.name], wants = policy.decide(
+            situation, setting.params, setting.mode, policy.new_memory() if before is None else before
+        )
+        desired.extend(wants)
+    return replace(memory, policies=states), resolve(tuple(desired))
+
+
+def guard_all(desired: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verdict, ...]:
+    """Verdicts on the enforced wishes; those that are only observed need none."""
+    return judge(tuple(wish for wish in desired if wish.mode is Mode.ENFORCE), context)
+
+
+def common_cause(verdicts: tuple[Verdict, ...], snapshot: FleetSnapshot) -> tuple[Symptom, ...]:
+    """Too much of a pool is bad for it to be these backends' fault: one finding a pool, for a person."""
+    pools = {b.name: next((f"{t.gateway}:{t.pool}" for t in b.targets), "") for b in snapshot.backends}
+    found = {pools.get(v.desired.backend, ""): v.detail for v in verdicts if v.refusal is Refusal.PANIC}
+    return tuple(
+        Symptom(
+            FindingKind.COMMON_CAUSE,
+            pool,
+            Severity.PAGE,
+            f"common cause in pool {pool}: {detail}; nobody is taken out, look at what they share",
+            {"pool": pool, "detail": detail},
+        )
+        for pool, detail in found.items()
+    )
+
+
+def keep_book(memory: Memory, symptoms: tuple[Symptom, ...], situation: Situation) -> Memory:
+    return replace(memory, book=update(memory.book, symptoms, DETECTORS, situation))

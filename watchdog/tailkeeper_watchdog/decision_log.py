@@ -1,0 +1,60 @@
+"""The decision log: one line per change of mind. What is merely still so is not written again each tick.
+
+Bounded: one remembered line per (policy, backend, knob, server), forgotten after a minute in which it did not recur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Outcome
+
+REPEATABLE = frozenset({Outcome.ALREADY, Outcome.OBSERVED, Outcome.ADVISED, Outcome.REFUSED, Outcome.FAILED})
+FORGET_AFTER_S = 60.0
+
+_Key = tuple[str, str, Knob, str]
+
+
+class DecisionLog:
+    """Writes decisions to the ledger and counts them. ``wall`` gives epoch seconds."""
+
+    def __init__(self, ledger: Ledger, wall: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._wall = wall
+        self._said: dict[_Key, tuple[tuple[Outcome, str], float]] = {}
+        self.counts: dict[tuple[str, Knob, Outcome], int] = {}
+
+    def note(
+        self,
+        tick: int,
+        policy: str,
+        backend: str,
+        knob: Knob,
+        from_value: KnobValue | None,
+        to_value: KnobValue,
+        verdict: Outcome,
+        reason: str,
+        *,
+        code: str = "",
+        server: str = "",
+        lease_expires: float | None = None,
+    ) -> Decision | None:
+        """Record a decision; None when the same was said already. ``code`` is what makes it the same, without figures."""
+        now = self._wall()
+        if verdict in REPEATABLE and self._said_already((policy, backend, knob, server), (verdict, f"{to_value}|{code}"), now):
+            return None
+        key = (policy, knob, verdict)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        return self._ledger.record(now, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)
+
+    def _said_already(self, key: _Key, line: tuple[Outcome, str], now: float) -> bool:
+        before = self._said.get(key)
+        self._said[key] = (line, now)
+        return before is not None and before[0] == line and now - before[1] < FORGET_AFTER_S
+
+    def forget_old(self) -> None:
+        """Drop what did not recur; called once a tick."""
+        now = self._wall()
+        for key in [k for k, (_, at) in self._said.items() if now - at >= FORGET_AFTER_S]:
+            del self._said[key]

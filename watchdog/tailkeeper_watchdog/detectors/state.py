@@ -1,0 +1,71 @@
+"""Hung, down, telemetry lost and memory pressure: what the exporter's word says by itself. Pure."""
+
+from __future__ import annotations
+
+from tailkeeper_exporter import catalog
+from tailkeeper_watchdog.detectors.base import Detector, Symptom
+from tailkeeper_watchdog.model import BackendObservation, FindingKind, Severity, Situation, State
+
+PRESSURE_LIMIT_RATIO = 0.92
+"""Memory pressure above which a backend counts as unhealthy (product description 3.4)."""
+
+
+def detect(situation: Situation, memory: None) -> tuple[None, tuple[Symptom, ...]]:
+    symptoms: list[Symptom] = []
+    for backend in situation.snapshot.backends:
+        seen = situation.fresh(backend.name)
+        if seen is None:
+            symptoms.append(_lost(situation, backend.name))
+        else:
+            symptoms.extend(_dead(seen))
+            symptoms.extend(_pressure(seen))
+    return memory, tuple(symptoms)
+
+
+def _lost(situation: Situation, name: str) -> Symptom:
+    seen = situation.snapshot.observations.get(name)
+    why = situation.snapshot.source_error or (seen.error if seen else None) or "no fresh evidence"
+    age = seen.age_s if seen else None
+    return Symptom(
+        FindingKind.TELEMETRY_LOST,
+        name,
+        Severity.TICKET,
+        f"{name}: nothing is known ({why}); no action is taken on it",
+        {"why": why, "age_s": age, "limit_s": situation.stale_after_s},
+    )
+
+
+def _dead(seen: BackendObservation) -> list[Symptom]:
+    if not seen.state.is_dead:
+        return []
+    kind = FindingKind.HUNG if seen.state is State.HUNG else FindingKind.DOWN
+    evidence = {
+        "reasons": list(seen.reasons),
+        "running": seen.value(catalog.RUNNING.name),
+        "waiting": seen.value(catalog.WAITING.name),
+        "evidence_age_s": seen.age_s,
+    }
+    why = "; ".join(seen.reasons) or "reported by the exporter"
+    return [Symptom(kind, seen.backend, Severity.PAGE, f"{seen.backend} is {seen.state}: {why}", evidence)]
+
+
+def _pressure(seen: BackendObservation) -> list[Symptom]:
+    pressure = seen.value(catalog.VRAM_PRESSURE.name)
+    if pressure is None or pressure <= PRESSURE_LIMIT_RATIO:
+        return []
+    evidence = {
+        "pressure_ratio": pressure,
+        "limit_ratio": PRESSURE_LIMIT_RATIO,
+        "kv_usage_ratio": seen.value(catalog.KV_USAGE.name),
+    }
+    summary = f"{seen.backend}: memory pressure {pressure:.0%}, limit {PRESSURE_LIMIT_RATIO:.0%}"
+    return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET, summary, evidence)]
+
+
+DETECTOR = Detector(
+    name="state",
+    kinds=(FindingKind.HUNG, FindingKind.DOWN, FindingKind.TELEMETRY_LOST, FindingKind.MEMORY_PRESSURE),
+    new_memory=lambda: None,
+    detect=detect,
+    close_after_s=5.0,
+)

@@ -1,0 +1,71 @@
+"""Symptoms of one tick become findings with a life: opened, kept, closed. Pure; the loop owns the book.
+
+A finding closes only on fresh evidence that its symptom has been gone for a while. Where the telemetry is lost it
+stays open and says so: blind is not healed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tailkeeper_watchdog.detectors.base import Detector, Symptom
+from tailkeeper_watchdog.model import EMPTY, Finding, FindingKind, Situation
+
+MAX_CLOSED = 1_000
+"""Closed findings kept in memory: weeks at a healthy fleet's rate, and under 2 MB."""
+
+Key = tuple[FindingKind, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """Open findings by key, when each symptom was last seen (monotonic), and the latest closed ones."""
+
+    open: Mapping[Key, Finding] = field(default_factory=lambda: EMPTY)
+    last_seen: Mapping[Key, float] = field(default_factory=lambda: EMPTY)
+    closed: tuple[Finding, ...] = ()
+
+    @property
+    def open_findings(self) -> tuple[Finding, ...]:
+        return tuple(self.open.values())
+
+
+def update(book: Book, symptoms: tuple[Symptom, ...], detectors: tuple[Detector, ...], situation: Situation) -> Book:
+    """The book after this tick."""
+    now, wall = situation.snapshot.now, situation.snapshot.time_unix_s
+    patience = {kind: d.close_after_s for d in detectors for kind in d.kinds}
+    still = {s.key: s for s in symptoms}
+    opened = dict(book.open)
+    last_seen = dict(book.last_seen)
+    closed = list(book.closed)
+    for key, symptom in still.items():
+        opened[key] = _opened(book.open.get(key), symptom, wall)
+        last_seen[key] = now
+    for key in [k for k in opened if k not in still]:
+        finding = opened[key]
+        if not _may_close(finding, situation):
+            opened[key] = _marked_lost(finding)
+        elif now - last_seen[key] >= patience.get(key[0], 0.0):
+            closed.append(replace(finding, until_unix_s=wall))
+            del opened[key], last_seen[key]
+    return Book(opened, last_seen, tuple(closed[-MAX_CLOSED:]))
+
+
+def _opened(known: Finding | None, symptom: Symptom, wall: float) -> Finding:
+    since = known.since_unix_s if known else wall
+    name = known.id if known else f"{symptom.kind}:{symptom.backend}:{symptom.signal}:{wall:.3f}".replace("::", ":")
+    return Finding(
+        name, symptom.kind, symptom.backend, symptom.severity, since, symptom.summary, symptom.evidence, signal=symptom.signal
+    )
+
+
+def _may_close(finding: Finding, situation: Situation) -> bool:
+    known = any(b.name == finding.backend for b in situation.snapshot.backends)
+    return finding.kind is FindingKind.COMMON_CAUSE or not known or situation.fresh(finding.backend) is not None
+
+
+def _marked_lost(finding: Finding) -> Finding:
+    if finding.evidence.get("telemetry_lost"):
+        return finding
+    return replace(finding, evidence={**finding.evidence, "telemetry_lost": True})

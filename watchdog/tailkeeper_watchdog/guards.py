@@ -1,0 +1,242 @@
+"""What no policy can skip. Pure: wishes in, verdicts out, each refusal with its reason and its numbers.
+
+Guards stop harm, never recovery: a value at or above what is in force passes. The cap is computed after the action,
+others' removals counted. A renewal of what is in force already is not a new action. Wishes are judged worst backend
+first, and each allowed one counts against the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor
+
+from tailkeeper_watchdog.actuators.contract import ServerState, Support
+from tailkeeper_watchdog.model import (
+    DRAIN,
+    EMPTY,
+    Backend,
+    DesiredState,
+    FleetSnapshot,
+    Knob,
+    KnobValue,
+    Lease,
+    Refusal,
+    State,
+    Target,
+    Verdict,
+)
+from tailkeeper_watchdog.settings import GuardsSettings
+
+ACTED_ON_SHARE = 0.5
+"""A backend counts as acted on while drained or below this share of its prior weight (public contract)."""
+SIGNALS_FOR_DRAIN = 2
+
+Pool = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardContext:
+    """What the guards look at beside the wishes. Times are monotonic seconds."""
+
+    snapshot: FleetSnapshot
+    settings: GuardsSettings
+    stale_after_s: float
+    leases: tuple[Lease, ...] = ()
+    servers: Mapping[Target, ServerState] = field(default_factory=lambda: EMPTY)
+    support: Mapping[tuple[str, Knob], Support] = field(default_factory=lambda: EMPTY)
+    paused: str | None = None
+    holds: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    """Backend → the operator's reason."""
+    contended: frozenset[tuple[str, Knob]] = frozenset()
+    changed_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When each backend was last changed by us."""
+    released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When a person last had a backend released."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Backends out of service, filled up while judging."""
+
+    drained: set[str]
+    acted_on: set[str]
+    wanted_out: set[str]
+
+
+def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verdict, ...]:
+    """One verdict per enforced wish, in the order of judging."""
+    tally = _Tally(
+        drained=_drained(context),
+        acted_on=_acted_on(context),
+        wanted_out={w.backend for w in wishes if w.knob is Knob.ADMISSION and w.value == DRAIN},
+    )
+    verdicts = []
+    for wish in sorted(wishes, key=lambda w: _urgency(w, context.snapshot)):
+        refusal, detail = _first_refusal(wish, context, tally)
+        verdicts.append(Verdict(wish, refusal, detail))
+        if refusal is None:
+            _count(wish, tally)
+    return tuple(verdicts)
+
+
+def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[int, int, str]:
+    seen = snapshot.observations.get(wish.backend)
+    dead = seen is not None and seen.state.is_dead
+    return (0 if dead else 1, 0 if wish.knob is Knob.ADMISSION else 1, wish.backend)
+
+
+def _count(wish: DesiredState, tally: _Tally) -> None:
+    if takes_out(wish):
+        tally.acted_on.add(wish.backend)
+    if is_drain(wish.knob, wish.value):
+        tally.drained.add(wish.backend)
+
+
+def is_drain(knob: Knob, value: KnobValue) -> bool:
+    return knob is Knob.ADMISSION and value == DRAIN
+
+
+def takes_out(wish: DesiredState) -> bool:
+    """Whether the wish, done, makes its backend count as acted on."""
+    return is_drain(wish.knob, wish.value) or (wish.knob is Knob.WEIGHT and float(wish.value) < ACTED_ON_SHARE)
+
+
+def acted_on_by(lease: Lease) -> bool:
+    """Whether a lease keeps its backend acted on."""
+    if is_drain(lease.knob, lease.written):
+        return True
+    return lease.knob is Knob.WEIGHT and float(lease.written) < ACTED_ON_SHARE * float(lease.prior)
+
+
+def _out_of_service(server: ServerState) -> bool:
+    return not server.in_service or server.values.get(Knob.ADMISSION) == DRAIN or server.values.get(Knob.WEIGHT) == 0
+
+
+def _acted_on(context: GuardContext) -> set[str]:
+    ours = {lease.backend for lease in context.leases if acted_on_by(lease)}
+    return ours | _out_by_gateway(context)
+
+
+def _drained(context: GuardContext) -> set[str]:
+    ours = {lease.backend for lease in context.leases if is_drain(lease.knob, lease.written)}
+    return ours | _out_by_gateway(context)
+
+
+def _out_by_gateway(context: GuardContext) -> set[str]:
+    return {
+        backend.name
+        for backend in context.snapshot.backends
+        if any(t in context.servers and _out_of_service(context.servers[t]) for t in backend.targets)
+    }
+
+
+def _first_refusal(wish: DesiredState, context: GuardContext, tally: _Tally) -> tuple[Refusal | None, str]:
+    for check in (_who_may, _evidence, _timing):
+        refusal, detail = check(wish, context)
+        if refusal is not None:
+            return refusal, detail
+    if not takes_out(wish):
+        return None, ""
+    backend = next((b for b in context.snapshot.backends if b.name == wish.backend), None)
+    if backend is None:
+        return Refusal.NOT_ENFORCEABLE, "not in the configuration any more"
+    for pool in {(t.gateway, t.pool) for t in backend.targets}:
+        refusal, detail = _pool_refusal(wish, backend, pool, context, tally)
+        if refusal is not None:
+            return refusal, detail
+    return None, ""
+
+
+def _who_may(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None, str]:
+    support = context.support.get((wish.backend, wish.knob))
+    if support is None or not support.enforceable:
+        return Refusal.NOT_ENFORCEABLE, support.why_not if support else "no gateway is configured for it"
+    if context.paused:
+        return Refusal.PAUSED, context.paused
+    if wish.backend in context.holds:
+        return Refusal.HELD, context.holds[wish.backend]
+    if (wish.backend, wish.knob) in context.contended:
+        return Refusal.CONTENDED, "it was changed back; waiting until the lease time is over"
+    return None, ""
+
+
+def _evidence(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None, str]:
+    if wish.evidence_age_s is None or wish.evidence_age_s > context.stale_after_s:
+        age = "unknown" if wish.evidence_age_s is None else f"{wish.evidence_age_s:.1f} s"
+        return Refusal.STALE, f"age {age}, limit {context.stale_after_s:g} s"
+    if is_drain(wish.knob, wish.value) and len(set(wish.signals)) < SIGNALS_FOR_DRAIN:
+        return Refusal.SIGNALS, f"only {', '.join(wish.signals) or 'none'}"
+    return None, ""
+
+
+def _timing(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None, str]:
+    now, wait = context.snapshot.now, context.settings.cooldown_s
+    released = context.released_at.get(wish.backend)
+    if released is not None and now - released < wait:
+        return Refusal.COOLDOWN, f"released by hand {now - released:.0f} s ago, {wait:g} s must pass"
+    changed = context.changed_at.get(wish.backend)
+    if changed is None or now - changed >= wait or is_drain(wish.knob, wish.value) or _in_force(wish, context):
+        return None, ""  # a drain has two signals and is not made to wait
+    return Refusal.COOLDOWN, f"changed {now - changed:.0f} s ago, {wait:g} s must pass"
+
+
+def _in_force(wish: DesiredState, context: GuardContext) -> bool:
+    """Whether a lease of ours restricts this knob at least as much already."""
+    for lease in context.leases:
+        if lease.backend == wish.backend and lease.knob is wish.knob:
+            if wish.knob is Knob.WEIGHT:
+                return float(lease.written) <= float(wish.value) * float(lease.prior) + 1e-9
+            return lease.written == wish.value
+    return False
+
+
+def _pool_refusal(
+    wish: DesiredState, backend: Backend, pool: Pool, context: GuardContext, tally: _Tally
+) -> tuple[Refusal | None, str]:
+    members = context.snapshot.pool_of(pool)
+    size = len(members)
+    if size <= 1:
+        return Refusal.POOL_OF_ONE, f"pool {pool[0]}:{pool[1]}"
+    drains = is_drain(wish.knob, wish.value)
+    if backend.name in tally.drained or (backend.name in tally.acted_on and not drains):
+        return None, ""  # counted already: this is a renewal, or a lighter touch on the same backend
+    bad = sum(1 for m in members if _looks_bad(m, context) or m.name in tally.wanted_out)
+    if bad > context.settings.panic_fraction * size:
+        return Refusal.PANIC, f"{bad} of {size} in {pool[0]}:{pool[1]} bad or unobservable"
+    others_out = {m.name for m in members if m.name in tally.acted_on} - {backend.name}
+    cap = cap_of(size, context.settings)
+    if len(others_out) + 1 > cap:
+        return Refusal.CAP, f"{len(others_out)} of {size} out already ({', '.join(sorted(others_out))}), cap {cap}"
+    left = [m for m in members if m.name != backend.name and m.name not in tally.acted_on and _serves(m, context)]
+    if len(left) < max(1, context.settings.min_healthy):
+        return (
+            Refusal.MIN_HEALTHY,
+            f"{len(left)} of {size} would be left serving, at least {max(1, context.settings.min_healthy)}",
+        )
+    if _last_of_zone(backend, members, left):
+        return Refusal.ZONE, f"zone {backend.zone}"
+    return None, ""
+
+
+def cap_of(size: int, settings: GuardsSettings) -> int:
+    """How many backends of a pool of ``size`` may be acted on at once: max(1, ⌊fraction · size⌋), and the absolute cap."""
+    cap = max(1, floor(settings.max_fraction * size + 1e-9))
+    return cap if settings.max_backends is None else min(cap, settings.max_backends)
+
+
+def _looks_bad(backend: Backend, context: GuardContext) -> bool:
+    seen = context.snapshot.observations.get(backend.name)
+    if seen is None or seen.age_s is None or seen.age_s > context.stale_after_s:
+        return True
+    return seen.state.is_dead or seen.state in (State.UNKNOWN, State.MISCONFIGURED)
+
+
+def _serves(backend: Backend, context: GuardContext) -> bool:
+    seen = context.snapshot.observations.get(backend.name)
+    return not _looks_bad(backend, context) and seen is not None and seen.state.takes_work
+
+
+def _last_of_zone(backend: Backend, members: tuple[Backend, ...], left: list[Backend]) -> bool:
+    zones = {m.zone for m in members}
+    return bool(backend.zone) and len(zones) > 1 and not any(m.zone == backend.zone for m in left)

@@ -1,0 +1,235 @@
+"""The ledger: every change is written here before it is made and again after it was read back. SQLite, one file.
+
+What is not in the ledger was not done by us. It survives ``kill -9`` at any line: an intent without a confirmation
+means that the effect is unknown and must be read at the gateway. Wall-clock times, because they must outlive the
+process. One writer: the watchdog's loop; readers open their own connection.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Target
+
+SCHEMA_VERSION = 1
+MAX_DECISIONS = 100_000
+"""Oldest decisions beyond this are dropped: months of a busy fleet, about 30 MB."""
+PRUNE_EVERY = 1_000
+ATTEMPT_MEMORY_S = 3_600.0
+"""A backend earns its trust back: an hour after its last removal its attempts count from one again."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS leases (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  backend TEXT NOT NULL, gateway TEXT NOT NULL, server TEXT NOT NULL, pool TEXT NOT NULL, knob TEXT NOT NULL,
+  policy TEXT NOT NULL, prior TEXT NOT NULL, written TEXT NOT NULL, reason TEXT NOT NULL,
+  created REAL NOT NULL, expires REAL NOT NULL, confirmed INTEGER NOT NULL DEFAULT 0, reverts INTEGER NOT NULL DEFAULT 0,
+  ended REAL, outcome TEXT
+);
+CREATE UNIQUE INDEX IF NOT EXISTS one_lease_in_force ON leases (gateway, server, knob) WHERE ended IS NULL;
+CREATE TABLE IF NOT EXISTS decisions (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  time REAL NOT NULL, tick INTEGER NOT NULL, policy TEXT NOT NULL, backend TEXT NOT NULL, knob TEXT NOT NULL,
+  from_value TEXT, to_value TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, lease_expires REAL
+);
+CREATE INDEX IF NOT EXISTS decisions_by_backend ON decisions (backend, id);
+CREATE TABLE IF NOT EXISTS attempts (backend TEXT PRIMARY KEY, count INTEGER NOT NULL, last REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class LedgerError(Exception):
+    """The ledger cannot be opened or written. Nothing is done at a gateway then: what cannot be noted is not done."""
+
+
+class Ledger:
+    """Open with ``Ledger(path)``; every method commits before it returns. Raises LedgerError."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = str(path)
+        self._since_prune = 0
+        try:
+            # The API answers from worker threads; SQLite itself serialises the calls.
+            self._db = sqlite3.connect(self._path, timeout=2.0, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+            self._check_version()
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self._path}: {error}; is the folder there, writable and not full?") from error
+
+    def _check_version(self) -> None:
+        found = self.get_meta("schema_version")
+        if found is None:
+            self.set_meta("schema_version", str(SCHEMA_VERSION))
+        elif int(found) > SCHEMA_VERSION:
+            raise LedgerError(f"{self._path}: written by a newer version (schema {found}, known {SCHEMA_VERSION}); upgrade")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _run(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self._path}: {error}") from error
+
+    # Leases
+
+    def intend(
+        self,
+        backend: str,
+        target: Target,
+        knob: Knob,
+        policy: str,
+        prior: KnobValue,
+        value: KnobValue,
+        reason: str,
+        now: float,
+        expires: float,
+    ) -> Lease:
+        """Write down a change before it is made. A lease in force on the same knob is updated; its prior value stays."""
+        row = self._run(
+            "INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+            " ON CONFLICT (gateway, server, knob) WHERE ended IS NULL DO UPDATE SET"
+            " policy=excluded.policy, written=excluded.written, reason=excluded.reason, expires=excluded.expires, confirmed=0"
+            " RETURNING *",
+            (
+                backend, target.gateway, target.server, target.pool, knob.value, policy,
+                json.dumps(prior), json.dumps(value), reason, now, expires,
+            ),
+        ).fetchone()  # fmt: skip
+        return _lease(row)
+
+    def confirm(self, lease_id: int) -> None:
+        """The effect was read back."""
+        self._run("UPDATE leases SET confirmed=1 WHERE id=?", (lease_id,))
+
+    def renew(self, lease_id: int, expires: float) -> None:
+        self._run("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))
+
+    def note_reverts(self, lease_id: int, reverts: int) -> None:
+        self._run("UPDATE leases SET reverts=? WHERE id=?", (reverts, lease_id))
+
+    def end(self, lease_id: int, outcome: Outcome, now: float) -> None:
+        """The lease is over: released, expired, contended or failed."""
+        self._run("UPDATE leases SET ended=?, outcome=? WHERE id=?", (now, outcome.value, lease_id))
+
+    def leases(self) -> tuple[Lease, ...]:
+        """Leases in force or intended, oldest first."""
+        return tuple(_lease(r) for r in self._run("SELECT * FROM leases WHERE ended IS NULL ORDER BY id").fetchall())
+
+    # Decisions
+
+    def record(
+        self, time: float, tick: int, policy: str, backend: str, knob: Knob, from_value: KnobValue | None, to_value: KnobValue,
+        verdict: Outcome, reason: str, lease_expires: float | None = None,
+    ) -> Decision:  # fmt: skip
+        """Append one line to the decision log."""
+        cursor = self._run(
+            "INSERT INTO decisions (time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?)",
+            (
+                time,
+                tick,
+                policy,
+                backend,
+                knob.value,
+                json.dumps(from_value),
+                json.dumps(to_value),
+                verdict.value,
+                reason,
+                lease_expires,
+            ),
+        )
+        self._prune()
+        return Decision(
+            int(cursor.lastrowid or 0), time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires
+        )
+
+    def _prune(self) -> None:
+        self._since_prune += 1
+        if self._since_prune >= PRUNE_EVERY:
+            self._since_prune = 0
+            self._run("DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ?", (MAX_DECISIONS,))
+            self._run("DELETE FROM leases WHERE ended IS NOT NULL AND id <= (SELECT max(id) FROM leases) - ?", (MAX_DECISIONS,))
+
+    def decisions(self, backend: str | None = None, since: float | None = None, limit: int = 100) -> tuple[Decision, ...]:
+        """Newest first; ``since`` in epoch seconds."""
+        rows = self._run(
+            "SELECT * FROM decisions WHERE (?1 IS NULL OR backend = ?1) AND (?2 IS NULL OR time >= ?2) ORDER BY id DESC LIMIT ?3",
+            (backend, since, limit),
+        ).fetchall()
+        return tuple(_decision(row) for row in rows)
+
+    # Attempts
+
+    def count_attempt(self, backend: str, now: float) -> int:
+        """One more removal of this backend; returns how many within the memory."""
+        count = self.attempts(now).get(backend, 0) + 1
+        self._run("INSERT OR REPLACE INTO attempts (backend, count, last) VALUES (?,?,?)", (backend, count, now))
+        return count
+
+    def attempts(self, now: float) -> dict[str, int]:
+        rows = self._run("SELECT backend, count FROM attempts WHERE last > ?", (now - ATTEMPT_MEMORY_S,)).fetchall()
+        return {str(name): int(count) for name, count in rows}
+
+    # Small facts that must survive a restart: paused, holds
+
+    def get_meta(self, key: str) -> str | None:
+        row = self._run("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str | None) -> None:
+        if value is None:
+            self._run("DELETE FROM meta WHERE key=?", (key,))
+        else:
+            self._run("INSERT OR REPLACE INTO meta (key, value) VALUES (?,?)", (key, value))
+
+
+_LEASE_COLUMNS = 14
+
+
+def _lease(row: tuple[Any, ...]) -> Lease:
+    (number, backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, confirmed, reverts) = row[
+        :_LEASE_COLUMNS
+    ]
+    return Lease(
+        id=number,
+        backend=backend,
+        target=Target(gateway, server, pool),
+        knob=Knob(knob),
+        policy=policy,
+        prior=json.loads(prior),
+        written=json.loads(written),
+        reason=reason,
+        created_unix_s=created,
+        expires_unix_s=expires,
+        confirmed=bool(confirmed),
+        reverts=reverts,
+    )
+
+
+def _decision(row: tuple[Any, ...]) -> Decision:
+    (number, time, tick, policy, backend, knob, from_value, to_value, verdict, reason, expires) = row
+    return Decision(
+        number,
+        time,
+        tick,
+        policy,
+        backend,
+        Knob(knob),
+        json.loads(from_value),
+        json.loads(to_value),
+        Outcome(verdict),
+        reason,
+        expires,
+    )
+
+
+Clock = Callable[[], float]

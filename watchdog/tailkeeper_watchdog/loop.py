@@ -1,0 +1,261 @@
+"""The loop: collect, score, detect, decide, guard, act, record. The calls in order, and nothing else.
+
+One tick at a time, each phase with a deadline. A tick that raises is recorded, acts on nothing and is not repeated
+faster. Without a writable ledger nothing is done at any gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import structlog
+
+from tailkeeper_watchdog import core
+from tailkeeper_watchdog.collect.base import Collected, Source
+from tailkeeper_watchdog.core import Memory, Rules
+from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.detectors import Symptom
+from tailkeeper_watchdog.guards import GuardContext
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.model import (
+    DRAIN,
+    Backend,
+    Decision,
+    DesiredState,
+    Finding,
+    FindingKind,
+    FleetSnapshot,
+    Knob,
+    Lease,
+    Mode,
+    Outcome,
+    Severity,
+    Situation,
+    TickRecord,
+    Verdict,
+)
+from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, plan
+from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler
+from tailkeeper_watchdog.settings import GuardsSettings
+from tailkeeper_watchdog.switches import Switches
+
+log = structlog.get_logger("tailkeeper.watchdog")
+
+COLLECT_DEADLINE_S = 2.0
+ACT_DEADLINE_S = 2.0
+"""For one call at one gateway. A gateway that needs longer is not one to switch traffic with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop is put together from."""
+
+    backends: tuple[Backend, ...]
+    source: Source
+    reconciler: Reconciler
+    ledger: Ledger
+    decisions: DecisionLog
+    switches: Switches
+    rules: Rules
+    guards: GuardsSettings
+    tick_s: float
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class Loop:
+    """Owns the memory. ``on_tick`` is called after each tick with its record, from the same task."""
+
+    def __init__(self, parts: Parts, on_tick: Callable[[TickRecord], None] = lambda record: None) -> None:
+        self.parts = parts
+        self.memory = Memory()
+        self.latest: TickRecord | None = None
+        self.report = GatewayReport({}, {})
+        self.support = parts.reconciler.support(parts.backends)
+        self._on_tick = on_tick
+        self._tick = 0
+        self._changed_at: dict[str, float] = {}
+        self._released_at: dict[str, float] = {}
+        self._contended_until: dict[tuple[str, Knob], float] = {}
+        self._backoff = Backoff()
+        self._acting = asyncio.Lock()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick until ``stop``; a tick that took too long is followed by the next one at once, never by two."""
+        while not stop.is_set():
+            started = self.parts.monotonic()
+            await self.tick()
+            rest = self.parts.tick_s - (self.parts.monotonic() - started)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), max(0.001, rest))
+
+    async def tick(self) -> TickRecord:
+        """One tick. Never raises: what goes wrong is in the record."""
+        self._tick += 1
+        started = self.parts.monotonic()
+        try:
+            async with self._acting:
+                record = await self._steps(started)
+        except Exception as error:  # the tick boundary: it is recorded and acts on nothing
+            log.exception("tick failed", tick=self._tick)
+            record = self._failed(started, f"{type(error).__name__}: {error}")
+        self.latest = record
+        self._on_tick(record)
+        return record
+
+    async def _steps(self, started: float) -> TickRecord:
+        parts = self.parts
+        collected, self.report = await self._collect(started)
+        snapshot = self._snapshot(collected)
+        memory, situation = core.score_fleet(snapshot, collected.records, self.memory, parts.rules)
+        memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms())
+        memory, desired = core.decide_all(situation, memory, parts.rules)
+        leases = parts.ledger.leases()
+        verdicts = core.guard_all(desired, self._guard_context(situation, leases))
+        memory = core.keep_book(memory, (*symptoms, *core.common_cause(verdicts, snapshot)), situation)
+        memory, changes = self._plan(situation, memory, verdicts, leases)
+        self.memory = memory  # what is known stays known, even where nothing can be done or written
+        executed = await self._act(changes)
+        self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
+        decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
+        return self._record(started, situation, desired, verdicts, decisions)
+
+    async def _collect(self, now: float) -> tuple[Collected, GatewayReport]:
+        """Exporters and gateways side by side: the evidence and what is in force are of the same moment."""
+        deadline = min(COLLECT_DEADLINE_S, max(0.2, self.parts.tick_s))
+        return await asyncio.gather(
+            self.parts.source.collect(now, deadline), self.parts.reconciler.read(self.parts.backends, deadline)
+        )
+
+    def _snapshot(self, collected: Collected) -> FleetSnapshot:
+        return FleetSnapshot(
+            self._tick, self.parts.monotonic(), self.parts.wall(), self.parts.backends, collected.observations, collected.error
+        )
+
+    def _contended_symptoms(self) -> tuple[Symptom, ...]:
+        now = self.parts.wall()
+        self._contended_until = {k: until for k, until in self._contended_until.items() if until > now}
+        return tuple(
+            Symptom(
+                FindingKind.CONTENDED,
+                backend,
+                Severity.TICKET,
+                f"{backend}: someone else changes its {knob.value} too; left alone",
+                {"knob": knob.value, "until": until},
+                signal=knob.value,
+            )
+            for (backend, knob), until in self._contended_until.items()
+        )
+
+    def _guard_context(self, situation: Situation, leases: tuple[Lease, ...]) -> GuardContext:
+        return GuardContext(
+            snapshot=situation.snapshot,
+            settings=self.parts.guards,
+            stale_after_s=situation.stale_after_s,
+            leases=leases,
+            servers=self.report.servers,
+            support=self.support,
+            paused=self.parts.switches.paused(),
+            holds={name: hold.reason for name, hold in self.parts.switches.holds().items()},
+            contended=frozenset(self._contended_until),
+            changed_at=self._changed_at,
+            released_at=self._released_at,
+        )
+
+    def _plan(
+        self, situation: Situation, memory: Memory, verdicts: tuple[Verdict, ...], leases: tuple[Lease, ...]
+    ) -> tuple[Memory, tuple[Change, ...]]:
+        given = PlanInput(
+            situation=situation,
+            settings=self.parts.guards,
+            wishes=tuple(v.desired for v in verdicts if v.allowed),
+            blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
+            leases=leases,
+            servers=self.report.servers,
+            attempts=self.parts.ledger.attempts(self.parts.wall()),
+        )
+        returning, changes = plan(given, memory.returning)
+        return replace(memory, returning=returning), self._backoff.ready(changes, situation.snapshot.now)
+
+    async def _act(self, changes: tuple[Change, ...]) -> Executed:
+        executed = await self.parts.reconciler.execute(changes, self._tick, ACT_DEADLINE_S)
+        now, wall = self.parts.monotonic(), self.parts.wall()
+        self._backoff.learn(changes, executed.failed, now)
+        self._changed_at.update(dict.fromkeys(executed.changed, now))
+        self._contended_until.update(dict.fromkeys(executed.contended, wall + self.parts.guards.lease_s))
+        for change in changes:
+            new = change.kind is ChangeKind.APPLY and change.lease is None and change.value == DRAIN
+            if new and change.backend in executed.changed:
+                self.parts.ledger.count_attempt(change.backend, wall)
+        return executed
+
+    def _note_unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
+        """What was only observed or advised, and what a guard refused: written down when it changes."""
+        for wish in desired:
+            if wish.mode is not Mode.ENFORCE:
+                outcome = Outcome.OBSERVED if wish.mode is Mode.OBSERVE else Outcome.ADVISED
+                yield from self._note(wish, outcome, wish.reason, "")
+        for verdict in verdicts:
+            if verdict.refusal is not None:
+                reason = f"{verdict.refusal.value} ({verdict.detail}); wanted because {verdict.desired.reason}"
+                yield from self._note(verdict.desired, Outcome.REFUSED, reason, verdict.refusal.name)
+        self.parts.decisions.forget_old()
+
+    def _note(self, wish: DesiredState, outcome: Outcome, reason: str, code: str) -> Iterator[Decision]:
+        value = round(wish.value, 1) if isinstance(wish.value, float) else wish.value
+        decision = self.parts.decisions.note(
+            self._tick, wish.policy, wish.backend, wish.knob, None, value, outcome, reason, code=code
+        )
+        if decision is not None:
+            yield decision
+
+    def _record(
+        self,
+        started: float,
+        situation: Situation,
+        desired: tuple[DesiredState, ...],
+        verdicts: tuple[Verdict, ...],
+        decisions: tuple[Decision, ...],
+    ) -> TickRecord:
+        for decision in decisions:
+            log.info(
+                decision.verdict.value,
+                backend=decision.backend,
+                knob=decision.knob.value,
+                to=decision.to_value,
+                policy=decision.policy,
+                reason=decision.reason,
+                tick=decision.tick,
+            )
+        return TickRecord(
+            tick=self._tick,
+            time_unix_s=situation.snapshot.time_unix_s,
+            duration_s=self.parts.monotonic() - started,
+            situation=situation,
+            findings=self.memory.book.open_findings,
+            desired=desired,
+            verdicts=verdicts,
+            decisions=decisions,
+        )
+
+    def _failed(self, started: float, error: str) -> TickRecord:
+        snapshot = FleetSnapshot(self._tick, started, self.parts.wall(), self.parts.backends, {}, error)
+        situation = Situation(snapshot, {}, {}, {}, self.parts.rules.slo, self.parts.rules.stale_after_s)
+        return TickRecord(
+            self._tick, snapshot.time_unix_s, self.parts.monotonic() - started, situation, self.findings(), (), (), (), error
+        )
+
+    def findings(self) -> tuple[Finding, ...]:
+        return self.memory.book.open_findings
+
+    async def release(self, why: str, backend: str | None = None) -> Executed:
+        """Give back what we changed, everywhere or at one backend, now. Waits for a tick in progress."""
+        async with self._acting:
+            leases = tuple(x for x in self.parts.ledger.leases() if backend is None or x.backend == backend)
+            names = {lease.backend for lease in leases} | ({backend} if backend else set())
+            self._released_at.update(dict.fromkeys(names, self.parts.monotonic()))
+            return await self.parts.reconciler.release(leases, self._tick, why, ACT_DEADLINE_S)

@@ -1,0 +1,49 @@
+"""The watchdog's own series, declared with the exporter's catalogue classes. Boards and rules read this file and
+nothing else of the watchdog. Standard library only."""
+
+from __future__ import annotations
+
+from tailkeeper_exporter.catalog import BACKEND, SIGNAL, Kind, Label, Merge, Metric, Unit
+
+FACTOR = Label("factor", 4, "latency, error_rate, cpu_usage or uptime")
+DETECTOR = Label("detector", 8, "the detector that found it")
+POLICY = Label("policy", 7, "the policy that wanted it")
+KNOB = Label("knob", 9, "what was to be changed")
+VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
+
+TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+def _gauge(name: str, unit: Unit, text: str, labels: tuple[Label, ...] = ()) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, text, labels, Merge.NONE)
+
+
+HSCORE = _gauge("tailkeeper_hscore", Unit.RATIO, "Health score of a backend, 1 is best; absent while unknown.", (BACKEND,))
+HSCORE_FACTOR = _gauge("tailkeeper_hscore_factor", Unit.RATIO, "Goodness of one factor of the score.", (BACKEND, FACTOR))
+BACKEND_P99 = _gauge("tailkeeper_backend_p99_seconds", Unit.SECONDS, "P99 over the window.", (BACKEND, SIGNAL))
+DRIFT_ACTIVE = _gauge(
+    "tailkeeper_drift_active", Unit.ONE, "1 while a detector holds a finding open.", (BACKEND, SIGNAL, DETECTOR)
+)
+DESIRED_WEIGHT = _gauge(
+    "tailkeeper_desired_weight", Unit.RATIO, "Share of its normal weight that the policies want a backend to have.", (BACKEND,)
+)
+DECISIONS = Metric(
+    "tailkeeper_decisions_total", Kind.COUNTER, Unit.ONE, "Decisions by how they ended.", (POLICY, KNOB, VERDICT), Merge.SUM
+)
+TICK_DURATION = Metric(
+    "tailkeeper_tick_duration_seconds", Kind.HISTOGRAM, Unit.SECONDS, "One whole tick.", (), Merge.SUM, TICK_BUCKETS
+)
+OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
+PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
+
+WATCHDOG_CATALOG: tuple[Metric, ...] = (
+    HSCORE,
+    HSCORE_FACTOR,
+    BACKEND_P99,
+    DRIFT_ACTIVE,
+    DESIRED_WEIGHT,
+    DECISIONS,
+    TICK_DURATION,
+    OBSERVATION_AGE,
+    PAUSED,
+)

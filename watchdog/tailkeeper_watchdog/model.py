@@ -1,0 +1,395 @@
+"""The values that flow through a tick, in the order in which they appear. Frozen, no I/O, no clock.
+
+``Backend`` → ``BackendObservation`` → ``FleetSnapshot`` → ``HealthScore`` → ``Finding`` → ``DesiredState`` →
+``Verdict`` → ``Decision`` → ``TickRecord``. Times ending in ``_s`` named ``now`` or ``at`` are monotonic seconds;
+``time_unix_s`` is wall clock and stands only in records that people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from tailkeeper_exporter.readings import Histogram, Quantile, Reading
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+class State(StrEnum):
+    """What the exporter says of a backend. Busy is not dead; unknown is not dead."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    BUSY = "busy"
+    HUNG = "hung"
+    MISCONFIGURED = "misconfigured"
+    DOWN = "down"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_dead(self) -> bool:
+        return self in (State.HUNG, State.DOWN)
+
+    @property
+    def takes_work(self) -> bool:
+        return self in (State.SERVING, State.BUSY)
+
+
+class Knob(StrEnum):
+    WEIGHT = "weight"
+    ADMISSION = "admission"
+    CONCURRENCY_LIMIT = "concurrency_limit"
+    BATCH_WINDOW_S = "batch_window_s"
+    CACHE_MODE = "cache_mode"
+    DEGRADE_LEVEL = "degrade_level"
+    REPLICAS = "replicas"
+    TAINT = "taint"
+    ANNOTATION = "annotation"
+
+
+SERVE = "serve"
+DRAIN = "drain"
+
+KnobValue = float | str
+
+
+class Mode(StrEnum):
+    """How far a policy may go: write it down, tell people, or do it."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ENFORCE = "enforce"
+
+
+class Severity(StrEnum):
+    PAGE = "page"
+    TICKET = "ticket"
+    INFO = "info"
+
+
+class FindingKind(StrEnum):
+    GROWTH = "growth"
+    DISTORTION = "distortion"
+    ZSCORE = "zscore"
+    BLOCK_E = "block_e"
+    SLO_BURN = "slo_burn"
+    IMPROVED_BUT_BROKEN = "improved_but_broken"
+    TELEMETRY_LOST = "telemetry_lost"
+    HUNG = "hung"
+    DOWN = "down"
+    MEMORY_PRESSURE = "memory_pressure"
+    COMMON_CAUSE = "common_cause"
+    CONTENDED = "contended"
+    ADVICE = "advice"
+
+
+class Enforceability(StrEnum):
+    ENFORCED = "enforced"
+    OBSERVED = "observed"
+    NOT_ENFORCEABLE = "not_enforceable"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one backend is switched: the gateway by name, the server as that gateway calls it, and its pool."""
+
+    gateway: str
+    server: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A backend as configured. ``zone`` is its availability zone label, empty where none is given."""
+
+    name: str
+    model: str = ""
+    targets: tuple[Target, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+
+    @property
+    def zone(self) -> str:
+        return self.labels.get("az", "")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuObservation:
+    """One GPU of a backend. Ratios in [0, 1], memory in bytes, temperature in degrees Celsius."""
+
+    uuid: str
+    sample_age_s: Reading[float]
+    utilization_ratio: Reading[float]
+    memory_used_bytes: Reading[float]
+    memory_total_bytes: Reading[float]
+    fragmentation_ratio: Reading[float]
+    pcie_ratio: Reading[float]
+    nvlink_ratio: Reading[float]
+    temperature_celsius: Reading[float]
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendObservation:
+    """Everything read about one backend at one tick. ``age_s`` is the age of the evidence for ``state``."""
+
+    backend: str
+    state: State
+    age_s: float | None
+    error: str | None = None
+    readings: Mapping[str, Reading[float]] = field(default_factory=lambda: EMPTY)
+    """Gauges and counters by catalogue name, one value a backend; requests by outcome as ``name{outcome}``."""
+    histograms: Mapping[str, Histogram] = field(default_factory=lambda: EMPTY)
+    gpus: tuple[GpuObservation, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def value(self, name: str) -> float | None:
+        """A present value of a catalogue metric, or None."""
+        reading = self.readings.get(name)
+        return None if reading is None else reading.value
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """The whole fleet at one tick, immutable. ``source_error`` says that nothing could be read at all."""
+
+    tick: int
+    now: float
+    time_unix_s: float
+    backends: tuple[Backend, ...]
+    observations: Mapping[str, BackendObservation]
+    source_error: str | None = None
+
+    def pool_of(self, pool: tuple[str, str]) -> tuple[Backend, ...]:
+        """The backends of a pool, given as (gateway, pool)."""
+        return tuple(b for b in self.backends if any((t.gateway, t.pool) == pool for t in b.targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one backend did over the last window, from counter and bucket differences. None means not known."""
+
+    seconds: float
+    quantiles: Mapping[tuple[str, float], Quantile] = field(default_factory=lambda: EMPTY)
+    """By (signal, q): seconds."""
+    mean_s: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """Mean by catalogue histogram name: seconds."""
+    error_ratio: float | None = None
+    requests: float | None = None
+    generated_tokens_per_s: float | None = None
+    preemptions_per_s: float | None = None
+    kv_miss_ratio: float | None = None
+    uptime_ratio: float | None = None
+    """Share of the observed part of the last hour in which the backend took work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One part of a score. ``value`` in ``unit`` is what was measured, ``goodness`` in [0, 1], 1 is best."""
+
+    name: str
+    goodness: float
+    weight: float
+    value: float
+    unit: str
+
+    @property
+    def loss(self) -> float:
+        return self.weight * (1.0 - self.goodness)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthScore:
+    """A backend's HScore in [0, 1], or None when every factor is unknown."""
+
+    backend: str
+    hscore: float | None
+    factors: tuple[Factor, ...] = ()
+    unknown_factors: tuple[str, ...] = ()
+    veto: State | None = None
+
+    @property
+    def dominant_factor(self) -> str | None:
+        """The factor that costs most; the state where a veto sets the score to 0; None where nothing costs anything."""
+        if self.veto is not None:
+            return self.veto.value
+        worst = max(self.factors, key=lambda f: f.loss, default=None)
+        return worst.name if worst is not None and worst.loss > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What users were promised. Seconds; ``objective`` is the share of requests that must keep it."""
+
+    ttft_p99_s: float = 1.2
+    itl_p99_s: float = 0.2
+    e2e_p99_s: float = 30.0
+    objective: float = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What policies and detectors may look at: one snapshot and what was computed from it."""
+
+    snapshot: FleetSnapshot
+    windows: Mapping[str, Window]
+    recent: Mapping[str, Window]
+    scores: Mapping[str, HealthScore]
+    slo: Slo
+    stale_after_s: float
+    exact: Mapping[tuple[str, str], Quantile] = field(default_factory=lambda: EMPTY)
+    """P99 by (backend, signal) from request records, where there are any: seconds, a value really observed."""
+
+    def p99(self, backend: str, signal: str) -> Quantile | None:
+        """The best known P99: from request records, else from the buckets of the last minute."""
+        exact = self.exact.get((backend, signal))
+        if exact is not None:
+            return exact
+        window = self.windows.get(backend)
+        return window.quantiles.get((signal, 0.99)) if window else None
+
+    def fresh(self, backend: str) -> BackendObservation | None:
+        """The observation of a backend when its evidence is fresh enough to act on, else None."""
+        seen = self.snapshot.observations.get(backend)
+        if seen is None or seen.age_s is None or seen.age_s > self.stale_after_s or seen.state is State.UNKNOWN:
+            return None
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    dimension: str
+    value: str
+    share: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong, with the evidence a person can check. ``id`` is stable while it stays open."""
+
+    id: str
+    kind: FindingKind
+    backend: str
+    severity: Severity
+    since_unix_s: float
+    summary: str
+    evidence: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    until_unix_s: float | None = None
+    shares: tuple[Share, ...] = ()
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """What one policy wants of one knob of one backend. A weight is a share of the backend's prior weight."""
+
+    policy: str
+    backend: str
+    knob: Knob
+    value: KnobValue
+    reason: str
+    mode: Mode
+    signals: tuple[str, ...] = ()
+    """Independent signals behind it; a drain needs two."""
+    evidence_age_s: float | None = None
+
+
+class Refusal(StrEnum):
+    """Why a guard said no, each with the sentence that people read."""
+
+    PAUSED = "paused: the kill switch is on"
+    STALE = "stale: the evidence is older than the limit"
+    HELD = "held: an operator's hold is on this backend"
+    NOT_ENFORCEABLE = "not enforceable: no gateway of this backend can do it"
+    POOL_OF_ONE = "pool of one: its only backend is never taken out"
+    CAP = "cap: as many backends of the pool as allowed are acted on already"
+    MIN_HEALTHY = "min healthy: too few backends of the pool would be left serving"
+    PANIC = "panic: too much of the pool is bad or unobservable, so the cause is likely common"
+    ZONE = "zone: the last serving backend of its availability zone stays"
+    SIGNALS = "signals: a drain needs two independent signals"
+    COOLDOWN = "cooldown: this backend was changed a moment ago"
+    CONTENDED = "contended: someone else changes this knob too"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A guard's answer to one desired state. ``refusal`` None means allowed; ``detail`` has the numbers."""
+
+    desired: DesiredState
+    refusal: Refusal | None = None
+    detail: str = ""
+
+    @property
+    def allowed(self) -> bool:
+        return self.refusal is None
+
+
+class Outcome(StrEnum):
+    """How a decision ended, as the API and the ledger name it."""
+
+    APPLIED = "applied"
+    ALREADY = "already"
+    OBSERVED = "observed"
+    ADVISED = "advised"
+    REFUSED = "refused"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    CONTENDED = "contended"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line of the decision log."""
+
+    id: int
+    time_unix_s: float
+    tick: int
+    policy: str
+    backend: str
+    knob: Knob
+    from_value: KnobValue | None
+    to_value: KnobValue
+    verdict: Outcome
+    reason: str
+    lease_expires_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One change of ours that is in force, or was intended. Values are the gateway's own (weight 1.0 = configured).
+
+    ``prior`` is what was there before us, ``written`` what we last wrote. ``confirmed`` says that it was read back.
+    """
+
+    id: int
+    backend: str
+    target: Target
+    knob: Knob
+    policy: str
+    prior: KnobValue
+    written: KnobValue
+    reason: str
+    created_unix_s: float
+    expires_unix_s: float
+    confirmed: bool = False
+    reverts: int = 0
+    """How often a foreign hand undid it since."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickRecord:
+    """All of one tick, as it is kept for the API and for replay."""
+
+    tick: int
+    time_unix_s: float
+    duration_s: float
+    situation: Situation
+    findings: tuple[Finding, ...]
+    desired: tuple[DesiredState, ...]
+    verdicts: tuple[Verdict, ...]
+    decisions: tuple[Decision, ...]
+    error: str | None = None

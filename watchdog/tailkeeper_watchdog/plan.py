@@ -1,0 +1,248 @@
+"""From allowed wishes, leases in force and what the gateways report to the changes that close the difference. Pure.
+
+Level-triggered: the plan is made anew each tick from what is there, so it is the same after a restart. Four things
+happen to a lease: it is renewed while wanted, stepped back to normal after good evidence, expired when nobody can say
+that it is still needed, or forgotten when a foreign hand has made the knob its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from tailkeeper_watchdog.actuators.contract import ServerState
+from tailkeeper_watchdog.model import DRAIN, EMPTY, SERVE, DesiredState, FleetSnapshot, Knob, KnobValue, Lease, Situation, Target
+from tailkeeper_watchdog.settings import GuardsSettings
+
+WEIGHT_DEADBAND = 0.05
+"""A weight is not rewritten for less: a derating that trembles must not make the gateway tremble."""
+WEIGHT_TOLERANCE = 0.02
+"""Gateways keep whole numbers: a weight read back within this is the weight that was written."""
+REVERTS_BEFORE_CONTENDED = 2
+MAX_RETURN_WAIT_S = 600.0
+RETURN_STEPS = (0.25, 0.5, 1.0)
+"""Slow start: a quarter, a half, all."""
+RETURN_POLICY = "return"
+
+
+class ChangeKind(StrEnum):
+    APPLY = "apply"
+    RENEW = "renew"
+    ALREADY = "already"
+    RELEASE = "release"
+    EXPIRE = "expire"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing to do at one server. ``value`` is the gateway's own; ``prior`` goes into the lease of a new change."""
+
+    kind: ChangeKind
+    backend: str
+    target: Target
+    knob: Knob
+    value: KnobValue
+    prior: KnobValue
+    policy: str
+    reason: str
+    lease: Lease | None = None
+    reverts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnMemory:
+    """Since when each leased knob has seen good evidence, when its return began, and who cannot be ramped."""
+
+    good_since: Mapping[tuple[str, Knob], float] = field(default_factory=lambda: EMPTY)
+    ramp_since: Mapping[tuple[str, Knob], float] = field(default_factory=lambda: EMPTY)
+    no_ramp: frozenset[Target] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """What the plan is made from. ``wishes`` are allowed ones, ``blocked`` those a guard refused."""
+
+    situation: Situation
+    settings: GuardsSettings
+    wishes: tuple[DesiredState, ...]
+    blocked: frozenset[tuple[str, Knob]]
+    leases: tuple[Lease, ...]
+    servers: Mapping[Target, ServerState]
+    attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        return self.situation.snapshot
+
+
+def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Change, ...]]:
+    """The changes of this tick. Servers that no gateway reported are left alone: nothing can be read back there."""
+    leases = {(lease.target, lease.knob): lease for lease in given.leases}
+    memory = _remember(given, memory)
+    changes: list[Change] = []
+    wanted: set[tuple[Target, Knob]] = set()
+    for wish in given.wishes:
+        for target in _targets(wish.backend, given.snapshot):
+            wanted.add((target, wish.knob))
+            server = given.servers.get(target)
+            if server is not None and wish.knob in server.values:
+                changes.extend(_toward(wish, target, server.values[wish.knob], leases.get((target, wish.knob)), given))
+    for key, lease in leases.items():
+        if key not in wanted:
+            changes.extend(_back(lease, leases, given, memory))
+    return memory, tuple(changes)
+
+
+def _targets(backend: str, snapshot: FleetSnapshot) -> tuple[Target, ...]:
+    return next((b.targets for b in snapshot.backends if b.name == backend), ())
+
+
+def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:
+    """Good evidence counts from the first tick at which a backend serves and nobody wants this knob of it restricted."""
+    now = given.snapshot.now
+    wanted = {(wish.backend, wish.knob) for wish in given.wishes} | given.blocked
+    good_since, ramp_since = {}, {}
+    for key in {(lease.backend, lease.knob) for lease in given.leases}:
+        backend, knob = key
+        seen = given.situation.fresh(backend)
+        if seen is None or not seen.state.takes_work or key in wanted:
+            continue
+        if knob is not Knob.ADMISSION and (backend, Knob.ADMISSION) in wanted:
+            continue
+        good_since[key] = memory.good_since.get(key, now)
+        if now - good_since[key] >= return_wait_s(given.settings, given.attempts.get(backend, 1)):
+            ramp_since[key] = memory.ramp_since.get(key, now)
+    return ReturnMemory(good_since, ramp_since, memory.no_ramp)
+
+
+def return_wait_s(settings: GuardsSettings, attempts: int) -> float:
+    """How long good evidence must last before traffic returns: doubled for each repeat, ten minutes at most."""
+    return min(max(MAX_RETURN_WAIT_S, settings.cooldown_s), settings.cooldown_s * 2.0 ** min(16, max(0, attempts - 1)))
+
+
+def same(knob: Knob, a: KnobValue, b: KnobValue) -> bool:
+    """Whether two values of a knob are the same to a gateway that keeps whole numbers."""
+    if knob is Knob.WEIGHT:
+        return abs(float(a) - float(b)) <= WEIGHT_TOLERANCE
+    return a == b
+
+
+def _toward(wish: DesiredState, target: Target, actual: KnobValue, lease: Lease | None, given: PlanInput) -> list[Change]:
+    """What brings ``actual`` to the wish, or nothing."""
+    if lease is None:
+        return [_first(wish, target, actual)]
+    value = _value(wish, lease.prior)
+
+    def change(kind: ChangeKind, reverts: int = lease.reverts) -> Change:
+        return Change(kind, wish.backend, target, wish.knob, value, lease.prior, wish.policy, wish.reason, lease, reverts)
+
+    if same(wish.knob, actual, lease.written):
+        if _differs_enough(wish.knob, value, lease.written):
+            return [change(ChangeKind.APPLY)]
+        return [change(ChangeKind.RENEW)] if _due(lease, given) or not lease.confirmed else []
+    if not lease.confirmed and same(wish.knob, actual, lease.prior):
+        return [change(ChangeKind.APPLY)]  # the write never arrived
+    deliberate = not same(wish.knob, actual, lease.prior)
+    if deliberate or lease.reverts + 1 >= REVERTS_BEFORE_CONTENDED:
+        return [change(ChangeKind.FORGET, lease.reverts + 1)]
+    return [change(ChangeKind.APPLY, lease.reverts + 1)]
+
+
+def _first(wish: DesiredState, target: Target, actual: KnobValue) -> Change:
+    value = _value(wish, actual)
+    kind = ChangeKind.ALREADY if same(wish.knob, actual, value) else ChangeKind.APPLY
+    return Change(kind, wish.backend, target, wish.knob, value, actual, wish.policy, wish.reason)
+
+
+def _value(wish: DesiredState, prior: KnobValue) -> KnobValue:
+    return float(prior) * float(wish.value) if wish.knob is Knob.WEIGHT else wish.value
+
+
+def _differs_enough(knob: Knob, value: KnobValue, written: KnobValue) -> bool:
+    if knob is Knob.WEIGHT:
+        return abs(float(value) - float(written)) > WEIGHT_DEADBAND
+    return value != written
+
+
+def _due(lease: Lease, given: PlanInput) -> bool:
+    """A lease is renewed once half of it is gone."""
+    return lease.expires_unix_s - given.snapshot.time_unix_s < given.settings.lease_s / 2
+
+
+def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: PlanInput, memory: ReturnMemory) -> list[Change]:
+    """What becomes of a lease that no allowed wish asks for."""
+    server = given.servers.get(lease.target)
+    if server is None or lease.knob not in server.values:
+        return []
+    actual = server.values[lease.knob]
+
+    def change(kind: ChangeKind, reason: str, value: KnobValue = lease.prior) -> Change:
+        return Change(
+            kind, lease.backend, lease.target, lease.knob, value, lease.prior, lease.policy, reason, lease, lease.reverts
+        )
+
+    if same(lease.knob, actual, lease.prior):
+        return [change(ChangeKind.RELEASE, "already back at its prior value")]
+    if not same(lease.knob, actual, lease.written):
+        return [change(ChangeKind.FORGET, f"someone else set it to {actual}: it is theirs now")]
+    if given.snapshot.time_unix_s >= lease.expires_unix_s:
+        return [change(ChangeKind.EXPIRE, "the lease ran out and nothing asked for it any more")]
+    since = memory.ramp_since.get((lease.backend, lease.knob))
+    if since is None:
+        return []
+    if lease.knob is Knob.ADMISSION:
+        return _readmit(lease, leases, given, memory, change(ChangeKind.RELEASE, "serving again"))
+    if lease.knob is Knob.WEIGHT:
+        return _ramp(lease, leases, given.snapshot.now - since, given.settings.return_ramp_s, change)
+    return [change(ChangeKind.RELEASE, "not needed any more")]
+
+
+def _readmit(
+    lease: Lease,
+    leases: Mapping[tuple[Target, Knob], Lease],
+    given: PlanInput,
+    memory: ReturnMemory,
+    release: Change,
+) -> list[Change]:
+    """Traffic comes back only once the weight is down at the first step, so that a return is never a jump."""
+    server = given.servers[lease.target]
+    weight = server.values.get(Knob.WEIGHT)
+    if weight is None or given.settings.return_ramp_s <= 0 or lease.target in memory.no_ramp or lease.prior != SERVE:
+        return [release]
+    held = leases.get((lease.target, Knob.WEIGHT))
+    if held is not None and held.confirmed:
+        return [release]
+    if held is not None or float(weight) <= 0:
+        return []
+    first = float(weight) * RETURN_STEPS[0]
+    reason = f"serving again: returning at {RETURN_STEPS[0]:.0%}"
+    return [Change(ChangeKind.APPLY, lease.backend, lease.target, Knob.WEIGHT, first, weight, RETURN_POLICY, reason)]
+
+
+class _MakeChange(Protocol):
+    def __call__(self, kind: ChangeKind, reason: str, value: KnobValue = ...) -> Change: ...
+
+
+def _ramp(
+    lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], elapsed_s: float, ramp_s: float, change: _MakeChange
+) -> list[Change]:
+    drained = leases.get((lease.target, Knob.ADMISSION))
+    if drained is not None and drained.written == DRAIN:
+        return []  # first the door, then the ramp
+    share = ramp_share(elapsed_s, ramp_s)
+    if share >= 1.0:
+        return [change(ChangeKind.RELEASE, "back at its prior weight")]
+    value = share * float(lease.prior)
+    if value > float(lease.written) and not same(Knob.WEIGHT, value, lease.written):
+        return [change(ChangeKind.APPLY, f"returning at {share:.0%}", value)]
+    return []
+
+
+def ramp_share(elapsed_s: float, ramp_s: float) -> float:
+    """Share of its prior weight that a returning backend may have, by equal steps of time."""
+    if ramp_s <= 0 or elapsed_s >= ramp_s:
+        return 1.0
+    return RETURN_STEPS[int(elapsed_s / ramp_s * (len(RETURN_STEPS) - 1))]

@@ -1,0 +1,343 @@
+"""Keep traffic away from a backend that cannot serve, and lighten one that serves badly.
+
+* ``hung`` or ``down`` (the exporter's word, itself two independent signals): drain at the next tick.
+* Memory pressure above 92 %: weight 50 %, and drain where preemptions or a broken latency SLO say the same.
+* Mean step time (or its proxy, mean inter-token latency) above 80 ms: weight 50 %.
+* Three GPU samples missed in a row: drain, if a second signal agrees; blind is not dead.
+* Derating: weight × (1 − Σ penalties of breached dimensions), never below 10 %.
+* Breaker: 5 failures in a row, or most requests failing while the peers' do not, opens it; after 30 s a trial at the
+  floor weight; closed again below 5 % errors.
+
+Heat and throttling are named as causes and change nothing by themselves. Figures: product description 3.4 and 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import median
+from typing import Annotated
+
+from pydantic import Field
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_watchdog.model import (
+    DRAIN,
+    EMPTY,
+    BackendObservation,
+    DesiredState,
+    GpuObservation,
+    Knob,
+    Mode,
+    Situation,
+    Window,
+)
+from tailkeeper_watchdog.policies.base import Policy
+
+NAME = "gpu_health_gate"
+Ratio = Annotated[float, Field(ge=0, le=1)]
+
+
+class GpuHealthGateParams(Settings):
+    memory_pressure_limit_ratio: Ratio = 0.92
+    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = 0.5
+    """More than one preemption in two seconds is a backend that throws work away."""
+    step_time_limit_s: Seconds = 0.080
+    slow_weight: Ratio = 0.5
+    gpu_missed_after_s: Seconds = 3.0
+    """Three missed collections at the default interval of 1 s."""
+    fragmentation_limit_ratio: Ratio = 0.45
+    fragmentation_penalty: Ratio = 0.32
+    kv_miss_limit_ratio: Ratio = 0.18
+    kv_miss_penalty: Ratio = 0.27
+    preprocess_p95_limit_s: Seconds = 0.120
+    preprocess_penalty: Ratio = 0.21
+    nvlink_limit_ratio: Ratio = 0.82
+    pcie_limit_ratio: Ratio = 0.85
+    link_penalty: Ratio = 0.20
+    floor_weight: Ratio = 0.1
+    breaker_failures: Annotated[int, Field(ge=1)] = 5
+    breaker_error_ratio: Ratio = 0.25
+    """A quarter of the requests failing is fifty times the default error budget: not a spike."""
+    breaker_min_requests: Annotated[int, Field(ge=1)] = 10
+    breaker_open_s: Seconds = 30
+    breaker_close_error_ratio: Ratio = 0.05
+    breaker_trial_requests: Annotated[int, Field(ge=1)] = 10
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    TRIAL = "trial"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    state: BreakerState = BreakerState.CLOSED
+    changed_at: float = 0.0
+    failures_in_a_row: float = 0.0
+    ok_seen: float | None = None
+    errors_seen: float | None = None
+    trial_ok: float = 0.0
+    trial_errors: float = 0.0
+    why: str = ""
+
+
+KV_BASELINE_TICKS = 120
+"""Ticks of a backend's own history before its KV miss rate may be called worse than its baseline."""
+KV_BASELINE_MARGIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class KvBaseline:
+    mean: float = 0.0
+    ticks: int = 0
+
+    def updated(self, miss: float) -> KvBaseline:
+        ticks = min(self.ticks + 1, KV_BASELINE_TICKS)
+        return KvBaseline(self.mean + (miss - self.mean) / ticks, ticks)
+
+    def is_worse(self, miss: float) -> bool:
+        return self.ticks >= KV_BASELINE_TICKS and miss > self.mean + KV_BASELINE_MARGIN
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    breakers: Mapping[str, Breaker] = field(default_factory=lambda: EMPTY)
+    kv: Mapping[str, KvBaseline] = field(default_factory=lambda: EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    knob: Knob
+    value: float | str
+    reason: str
+    signals: tuple[str, ...] = ()
+
+
+def decide(
+    situation: Situation, params: GpuHealthGateParams, mode: Mode, memory: Memory
+) -> tuple[Memory, tuple[DesiredState, ...]]:
+    """One desired state for each knob of each backend that should not have its normal share of the traffic."""
+    breakers: dict[str, Breaker] = {}
+    baselines: dict[str, KvBaseline] = {}
+    desired: list[DesiredState] = []
+    error_ratios = {name: w.error_ratio for name, w in situation.recent.items() if w.error_ratio is not None}
+    for backend in situation.snapshot.backends:
+        seen = situation.fresh(backend.name)
+        breaker = memory.breakers.get(backend.name, Breaker())
+        baseline = memory.kv.get(backend.name, KvBaseline())
+        if seen is None:  # unknown wants nothing and changes nothing remembered
+            breakers[backend.name], baselines[backend.name] = breaker, baseline
+            continue
+        window = situation.windows.get(backend.name)
+        recent = situation.recent.get(backend.name)
+        peers = peers_error_ratio(error_ratios, backend.name)
+        breaker = step_breaker(breaker, seen, recent, peers, params, situation.snapshot.now)
+        wants = [
+            *_dead(seen),
+            *_breaker_wants(breaker, params),
+            *_pressure(seen, recent, situation.slo.ttft_p99_s, params),
+            *_lost_gpu(seen, recent, params),
+            *_slow(seen, recent, window, baseline, params),
+        ]
+        miss = window.kv_miss_ratio if window else None
+        breakers[backend.name] = breaker
+        baselines[backend.name] = baseline if miss is None or baseline.is_worse(miss) else baseline.updated(miss)
+        desired.extend(DesiredState(NAME, backend.name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
+    return Memory(breakers, baselines), tuple(desired)
+
+
+def _dead(seen: BackendObservation) -> list[_Want]:
+    if not seen.state.is_dead:
+        return []
+    why = "; ".join(seen.reasons) or f"the exporter reports {seen.state}"
+    return [_Want(Knob.ADMISSION, DRAIN, f"{seen.state}: {why}", ("no_progress", "probe_unanswered"))]
+
+
+def _breaker_wants(breaker: Breaker, params: GpuHealthGateParams) -> list[_Want]:
+    if breaker.state is BreakerState.OPEN:
+        return [_Want(Knob.ADMISSION, DRAIN, f"breaker open: {breaker.why}", ("errors", "peers_unaffected"))]
+    if breaker.state is BreakerState.TRIAL:
+        return [_Want(Knob.WEIGHT, params.floor_weight, f"breaker on trial after: {breaker.why}")]
+    return []
+
+
+def _pressure(seen: BackendObservation, recent: Window | None, slo_ttft_s: float, params: GpuHealthGateParams) -> list[_Want]:
+    pressure = seen.value(catalog.VRAM_PRESSURE.name)
+    if pressure is None or pressure <= params.memory_pressure_limit_ratio:
+        return []
+    signals = ["memory_pressure"]
+    preemptions = recent.preemptions_per_s if recent else None
+    if preemptions is not None and preemptions > params.preemptions_limit_per_s:
+        signals.append("preemptions")
+    p95 = recent.quantiles.get(("ttft", 0.95)) if recent else None
+    if p95 is not None and p95.value > slo_ttft_s:
+        signals.append("latency")
+    reason = f"memory pressure {pressure:.0%}, limit {params.memory_pressure_limit_ratio:.0%}"
+    return [
+        _Want(Knob.WEIGHT, params.slow_weight, reason, tuple(signals)),
+        _Want(Knob.ADMISSION, DRAIN, f"{reason}; with {', '.join(signals[1:]) or 'no second signal'}", tuple(signals)),
+    ]
+
+
+def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealthGateParams) -> list[_Want]:
+    ages = {gpu.uuid: gpu.sample_age_s.value for gpu in seen.gpus}
+    lost = [uuid for uuid, age in ages.items() if age is not None and age > params.gpu_missed_after_s]
+    if not lost:
+        return []
+    signals = ["gpu_lost"]
+    if recent is not None and recent.error_ratio is not None and recent.error_ratio > params.breaker_close_error_ratio:
+        signals.append("errors")
+    if not seen.state.takes_work:
+        signals.append("not_serving")
+    reason = f"no sample of GPU {', '.join(lost)} for more than {params.gpu_missed_after_s:g} s"
+    return [_Want(Knob.ADMISSION, DRAIN, reason, tuple(signals))]
+
+
+def _slow(
+    seen: BackendObservation,
+    recent: Window | None,
+    window: Window | None,
+    baseline: KvBaseline,
+    params: GpuHealthGateParams,
+) -> list[_Want]:
+    """One weight: step time and derating multiply, and the floor holds for the product."""
+    weight, reasons = 1.0, []
+    step_s = _step_time_s(recent)
+    if step_s is not None and step_s > params.step_time_limit_s:
+        weight *= params.slow_weight
+        reasons.append(f"mean step time {step_s * 1e3:.0f} ms, limit {params.step_time_limit_s * 1e3:.0f} ms")
+    penalty = 0.0
+    for name, share in _breached(seen, window, baseline, params):
+        penalty += share
+        reasons.append(name)
+    weight = max(params.floor_weight, weight * (1.0 - penalty))
+    if not reasons:
+        return []
+    return [_Want(Knob.WEIGHT, round(weight, 4), "; ".join([*reasons, *_causes(seen)]), ("gpu",))]
+
+
+def _step_time_s(recent: Window | None) -> float | None:
+    if recent is None:
+        return None
+    step = recent.mean_s.get(catalog.STEP_TIME.name)
+    return step if step is not None else recent.mean_s.get(catalog.ITL.name)
+
+
+def _breached(
+    seen: BackendObservation, window: Window | None, baseline: KvBaseline, params: GpuHealthGateParams
+) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+
+    def check(text: str, value: float | None, limit: float, penalty: float) -> None:
+        if value is not None and value > limit:
+            found.append((f"{text} {value:.2f}, limit {limit:.2f}", penalty))
+
+    check(
+        "fragmentation", _worst(seen.gpus, "fragmentation_ratio"), params.fragmentation_limit_ratio, params.fragmentation_penalty
+    )
+    miss = window.kv_miss_ratio if window else None
+    if miss is not None and baseline.is_worse(miss):
+        check("KV miss rate", miss, params.kv_miss_limit_ratio, params.kv_miss_penalty)
+    pre = window.quantiles.get(("preprocess", 0.95)) if window else None
+    check("preprocessing P95 in s", pre.value if pre else None, params.preprocess_p95_limit_s, params.preprocess_penalty)
+    before = len(found)
+    check("NVLink use", _worst(seen.gpus, "nvlink_ratio"), params.nvlink_limit_ratio, params.link_penalty)
+    if len(found) == before:  # the two links are one dimension with one penalty
+        check("PCIe use", _worst(seen.gpus, "pcie_ratio"), params.pcie_limit_ratio, params.link_penalty)
+    return found
+
+
+def _worst(gpus: tuple[GpuObservation, ...], attribute: str) -> float | None:
+    values = [v for gpu in gpus if (v := getattr(gpu, attribute).value) is not None]
+    return max(values) if values else None
+
+
+HOT_CELSIUS = 75.0
+"""Above this a GPU is named as a cause (product description 3.4)."""
+
+
+def _causes(seen: BackendObservation) -> list[str]:
+    causes = []
+    for gpu in seen.gpus:
+        heat = gpu.temperature_celsius.value
+        if heat is not None and heat > HOT_CELSIUS:
+            causes.append(f"GPU {gpu.uuid} at {heat:.0f} °C")
+        if gpu.throttle_reasons:
+            causes.append(f"GPU {gpu.uuid} throttled: {', '.join(gpu.throttle_reasons)}")
+    return causes
+
+
+EXACT_PEERS = 50
+"""Up to this many backends the own ratio is left out of the median; above it one value cannot move it."""
+
+
+def peers_error_ratio(ratios: Mapping[str, float], backend: str) -> float | None:
+    """Median error ratio of the other backends, in [0, 1]; None where there is no other to compare with."""
+    if len(ratios) > EXACT_PEERS:
+        return median(ratios.values())
+    others = [ratio for name, ratio in ratios.items() if name != backend]
+    return median(others) if others else None
+
+
+def step_breaker(
+    breaker: Breaker,
+    seen: BackendObservation,
+    recent: Window | None,
+    peers_error_ratio: float | None,
+    params: GpuHealthGateParams,
+    now: float,
+) -> Breaker:
+    """The breaker after this observation. Only finished requests move it; silence never does."""
+    ok, errors = _finished(seen)
+    new_ok = max(0.0, ok - breaker.ok_seen) if ok is not None and breaker.ok_seen is not None else 0.0
+    new_errors = max(0.0, errors - breaker.errors_seen) if errors is not None and breaker.errors_seen is not None else 0.0
+    in_a_row = 0.0 if new_ok > 0 else breaker.failures_in_a_row + new_errors
+    breaker = replace(breaker, ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
+    if breaker.state is BreakerState.CLOSED:
+        return _maybe_open(breaker, recent, peers_error_ratio, params, now)
+    if breaker.state is BreakerState.OPEN:
+        if now - breaker.changed_at >= params.breaker_open_s and seen.state.takes_work:
+            return replace(breaker, state=BreakerState.TRIAL, changed_at=now, trial_ok=0, trial_errors=0)
+        return breaker
+    trial = replace(breaker, trial_ok=breaker.trial_ok + new_ok, trial_errors=breaker.trial_errors + new_errors)
+    total = trial.trial_ok + trial.trial_errors
+    if total < params.breaker_trial_requests:
+        return trial
+    if trial.trial_errors / total < params.breaker_close_error_ratio:
+        return replace(trial, state=BreakerState.CLOSED, changed_at=now, failures_in_a_row=0, why="")
+    return replace(trial, state=BreakerState.OPEN, changed_at=now, why="still failing on trial")
+
+
+def _maybe_open(
+    breaker: Breaker, recent: Window | None, peers_error_ratio: float | None, params: GpuHealthGateParams, now: float
+) -> Breaker:
+    ratio = recent.error_ratio if recent else None
+    count = recent.requests if recent else None
+    if peers_error_ratio is None or peers_error_ratio >= params.breaker_close_error_ratio:
+        return breaker  # everyone fails: a common cause, not this backend
+    if breaker.failures_in_a_row >= params.breaker_failures:
+        why = f"{breaker.failures_in_a_row:.0f} failures in a row, peers at {peers_error_ratio:.1%}"
+    elif ratio is not None and count is not None and count >= params.breaker_min_requests and ratio > params.breaker_error_ratio:
+        why = f"{ratio:.0%} of {count:.0f} requests failed, peers at {peers_error_ratio:.1%}"
+    else:
+        return breaker
+    return replace(breaker, state=BreakerState.OPEN, changed_at=now, why=why)
+
+
+def _finished(seen: BackendObservation) -> tuple[float | None, float | None]:
+    ok = seen.value(f"{catalog.REQUESTS.name}{{ok}}")
+    errors = seen.value(f"{catalog.REQUESTS.name}{{error}}")
+    return ok, errors
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="Drain what cannot serve, lighten what serves badly.",
+    knobs=(Knob.ADMISSION, Knob.WEIGHT),
+    new_memory=Memory,
+    decide=decide,
+)

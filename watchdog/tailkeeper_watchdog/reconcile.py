@@ -1,0 +1,290 @@
+"""Make the gateways match the plan: note the intent, act, read back, note the outcome. The only place that acts.
+
+Gateways work side by side under one deadline; the changes of one gateway run one after the other, so that there are
+never two control calls in flight for one backend. A gateway that fails costs only its own changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
+from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.model import Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
+from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same
+
+MAX_CHANGES_PER_TICK = 64
+"""At most this many calls a tick; the rest waits for the next one, worst backends first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What the gateways said at one tick: state by target, and errors by gateway."""
+
+    servers: Mapping[Target, ServerState]
+    errors: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """Outcome of one tick's changes. ``no_ramp`` are targets whose gateway cannot express a part of a weight."""
+
+    decisions: tuple[Decision, ...]
+    changed: frozenset[str]
+    failed: frozenset[tuple[Target, Knob]]
+    contended: frozenset[tuple[str, Knob]]
+    no_ramp: frozenset[Target]
+
+
+def support_of(knob: Knob, gateways: Sequence[Actuator]) -> Support:
+    """Whether some gateway of a backend can turn this knob, else why not."""
+    answers = [gateway.supports(knob) for gateway in gateways]
+    if not answers:
+        return Support(False, "no gateway is configured for this backend")
+    return next((a for a in answers if a.enforceable), answers[0])
+
+
+class Reconciler:
+    """Owns the actuators. ``wall`` gives epoch seconds."""
+
+    def __init__(
+        self,
+        actuators: Mapping[str, Actuator],
+        ledger: Ledger,
+        log: DecisionLog,
+        lease_s: float,
+        wall: Callable[[], float],
+    ) -> None:
+        self._actuators = actuators
+        self._ledger = ledger
+        self._log = log
+        self._lease_s = lease_s
+        self._wall = wall
+
+    def support(self, backends: tuple[Backend, ...]) -> dict[tuple[str, Knob], Support]:
+        """For each backend and knob whether some gateway of it can turn it, else why not."""
+        return {
+            (b.name, knob): support_of(knob, [self._actuators[t.gateway] for t in b.targets]) for b in backends for knob in Knob
+        }
+
+    async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
+        """Ask every gateway about every server of ours, all at once; never raises."""
+        by_gateway: dict[str, list[Target]] = {}
+        for backend in backends:
+            for target in backend.targets:
+                by_gateway.setdefault(target.gateway, []).append(target)
+        servers: dict[Target, ServerState] = {}
+        errors: dict[str, str] = {}
+
+        async def one(gateway: str, targets: list[Target]) -> None:
+            try:
+                states = await self._actuators[gateway].read(tuple(t.server for t in targets), deadline_s)
+            except ActuatorError as error:
+                errors[gateway] = str(error)
+                return
+            servers.update({t: states[t.server] for t in targets if t.server in states})
+
+        async with asyncio.TaskGroup() as group:
+            for gateway, targets in by_gateway.items():
+                group.create_task(one(gateway, targets))
+        return GatewayReport(servers, errors)
+
+    async def execute(self, changes: tuple[Change, ...], tick: int, deadline_s: float) -> Executed:
+        """Carry out the plan. Never raises ActuatorError; LedgerError stops everything before it is done."""
+        run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s)
+        by_gateway: dict[str, list[Change]] = {}
+        for change in changes[:MAX_CHANGES_PER_TICK]:
+            by_gateway.setdefault(change.target.gateway, []).append(change)
+        async with asyncio.TaskGroup() as group:
+            for batch in by_gateway.values():
+                group.create_task(run.batch(batch))
+        return Executed(
+            tuple(run.decisions),
+            frozenset(run.changed),
+            frozenset(run.failed),
+            frozenset(run.contended),
+            frozenset(run.no_ramp),
+        )
+
+    async def release(self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float) -> Executed:
+        """Give back everything in ``leases`` that is still as we left it, and nothing else."""
+        targets = {lease.target for lease in leases}
+        report = await self.read(_as_backends(leases), deadline_s)
+        changes = []
+        for lease in sorted(leases, key=lambda lease: lease.knob is Knob.ADMISSION):
+            state = report.servers.get(lease.target)
+            if state is None or lease.target not in targets:
+                continue
+            actual = state.values.get(lease.knob)
+            ours = actual is not None and (same(lease.knob, actual, lease.written) or same(lease.knob, actual, lease.prior))
+            kind = ChangeKind.RELEASE if ours else ChangeKind.FORGET
+            reason = why if ours else f"someone else set it to {actual}: it is theirs"
+            changes.append(
+                Change(kind, lease.backend, lease.target, lease.knob, lease.prior, lease.prior, lease.policy, reason, lease)
+            )
+        return await self.execute(tuple(changes), tick, deadline_s)
+
+    async def close(self) -> None:
+        for actuator in self._actuators.values():
+            await actuator.close()
+
+
+def _as_backends(leases: tuple[Lease, ...]) -> tuple[Backend, ...]:
+    targets: dict[str, set[Target]] = {}
+    for lease in leases:
+        targets.setdefault(lease.backend, set()).add(lease.target)
+    return tuple(Backend(name, targets=tuple(sorted(t, key=lambda t: t.server))) for name, t in targets.items())
+
+
+class _Run:
+    """One tick's execution: collects what came of it."""
+
+    def __init__(
+        self,
+        actuators: Mapping[str, Actuator],
+        ledger: Ledger,
+        log: DecisionLog,
+        lease_s: float,
+        wall: Callable[[], float],
+        tick: int,
+        deadline_s: float,
+    ) -> None:
+        self._actuators, self._ledger, self._log, self._lease_s, self._wall = actuators, ledger, log, lease_s, wall
+        self._tick, self._deadline_s = tick, deadline_s
+        self.failed: set[tuple[Target, Knob]] = set()
+        self.decisions: list[Decision] = []
+        self.changed: set[str] = set()
+        self.contended: set[tuple[str, Knob]] = set()
+        self.no_ramp: set[Target] = set()
+
+    async def batch(self, changes: list[Change]) -> None:
+        for change in changes:
+            await self._one(change)
+
+    async def _one(self, change: Change) -> None:
+        now = self._wall()
+        lease = change.lease
+        if change.kind is ChangeKind.ALREADY:
+            self._decide(change, Outcome.ALREADY, change.reason)
+        elif change.kind is ChangeKind.APPLY:
+            await self._apply(change)
+        elif lease is None:
+            raise AssertionError(f"{change.kind} without a lease")
+        elif change.kind is ChangeKind.RENEW:
+            self._ledger.renew(lease.id, now + self._lease_s)
+        elif change.kind is ChangeKind.FORGET:
+            self._ledger.end(lease.id, Outcome.CONTENDED, now)
+            self.contended.add((change.backend, change.knob))
+            self._decide(change, Outcome.CONTENDED, f"a foreign hand keeps changing it; left alone ({change.reason})")
+        else:
+            await self._give_back(change, lease)
+
+    async def _apply(self, change: Change) -> None:
+        now = self._wall()
+        expires = now + self._lease_s
+        lease = self._ledger.intend(
+            change.backend, change.target, change.knob, change.policy, change.prior, change.value, change.reason, now, expires
+        )
+        if change.reverts:
+            self._ledger.note_reverts(lease.id, change.reverts)
+        failure = await self._write_and_read_back(change)
+        if failure is None:
+            self._ledger.confirm(lease.id)
+            self.changed.add(change.backend)
+            self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
+            return
+        if failure.kind in (ErrorKind.REFUSED, ErrorKind.NOT_FOUND, ErrorKind.UNAUTHORIZED, ErrorKind.UNREACHABLE):
+            self._undo_intent(lease, change)
+        if failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
+            self.no_ramp.add(change.target)
+        self._decide(change, Outcome.FAILED, f"{change.reason}; {failure}")
+
+    def _undo_intent(self, lease: Lease, change: Change) -> None:
+        """Nothing happened at the gateway: the lease is again what it was before, or ends."""
+        before = change.lease
+        if before is None:
+            self._ledger.end(lease.id, Outcome.FAILED, self._wall())
+            return
+        again = self._ledger.intend(
+            before.backend, before.target, before.knob, before.policy, before.prior, before.written, before.reason,
+            before.created_unix_s, before.expires_unix_s,
+        )  # fmt: skip
+        if before.confirmed:
+            self._ledger.confirm(again.id)
+
+    async def _give_back(self, change: Change, lease: Lease) -> None:
+        outcome = Outcome.EXPIRED if change.kind is ChangeKind.EXPIRE else Outcome.RELEASED
+        failure = await self._write_and_read_back(change)
+        if failure is None:
+            self._ledger.end(lease.id, outcome, self._wall())
+            self._decide(change, outcome, f"{change.reason}; prior value read back")
+        else:
+            self._decide(change, Outcome.FAILED, f"giving back: {failure}")
+
+    async def _write_and_read_back(self, change: Change) -> ActuatorError | None:
+        """None when the gateway itself now reports the value. Read before and after, so that repeating is harmless."""
+        actuator, target = self._actuators[change.target.gateway], change.target
+        try:
+            await actuator.write(target.server, {change.knob: change.value}, self._deadline_s)
+        except ActuatorError as error:
+            if error.kind is not ErrorKind.TIMEOUT:
+                return error
+            failure: ActuatorError | None = error  # the effect is unknown: only the gateway can tell
+        else:
+            failure = None
+        try:
+            actual = await self._read_one(actuator, target.server, change.knob)
+        except ActuatorError as error:
+            return failure or error
+        if actual is not None and same(change.knob, actual, change.value):
+            return None
+        said = f"read back {actual!r} instead of {change.value!r}"
+        return failure or ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, said)
+
+    async def _read_one(self, actuator: Actuator, server: str, knob: Knob) -> KnobValue | None:
+        state = (await actuator.read((server,), self._deadline_s)).get(server)
+        return None if state is None else state.values.get(knob)
+
+    def _decide(self, change: Change, outcome: Outcome, reason: str, expires: float | None = None) -> None:
+        if outcome is Outcome.FAILED:
+            self.failed.add((change.target, change.knob))
+        before = change.lease.written if change.lease else change.prior
+        decision = self._log.note(
+            self._tick,
+            change.policy,
+            change.backend,
+            change.knob,
+            before,
+            change.value,
+            outcome,
+            reason,
+            server=change.target.server,
+            lease_expires=expires,
+        )
+        if decision is not None:
+            self.decisions.append(decision)
+
+
+MAX_BACKOFF_S = 30.0
+
+
+class Backoff:
+    """Knobs whose last change failed wait longer each time, 1 s at first, 30 s at most; success forgets."""
+
+    def __init__(self) -> None:
+        self._waits: dict[tuple[Target, Knob], tuple[int, float]] = {}
+
+    def ready(self, changes: tuple[Change, ...], now: float) -> tuple[Change, ...]:
+        """The changes whose knob need not wait any longer."""
+        return tuple(c for c in changes if self._waits.get((c.target, c.knob), (0, 0.0))[1] <= now)
+
+    def learn(self, tried: tuple[Change, ...], failed: frozenset[tuple[Target, Knob]], now: float) -> None:
+        for key in {(c.target, c.knob) for c in tried}:
+            if key in failed:
+                times = self._waits.get(key, (0, 0.0))[0] + 1
+                self._waits[key] = (times, now + min(MAX_BACKOFF_S, 2.0 ** min(times - 1, 10)))
+            else:
+                self._waits.pop(key, None)

@@ -1,0 +1,59 @@
+"""Merge what the policies want: for one knob of one backend the most restrictive wish wins. Pure.
+
+Only wishes of enforcing policies compete; a policy that merely observes or advises never changes what is enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailkeeper_watchdog.model import DRAIN, DesiredState, Knob, KnobValue, Mode
+
+
+def _smallest(value: KnobValue) -> float:
+    return float(value)
+
+
+def _drain_first(value: KnobValue) -> float:
+    return 0.0 if value == DRAIN else 1.0
+
+
+def _largest(value: KnobValue) -> float:
+    return -float(value)
+
+
+def _any(_: KnobValue) -> float:
+    return 0.0
+
+
+RESTRICTION: dict[Knob, Callable[[KnobValue], float]] = {
+    Knob.WEIGHT: _smallest,
+    Knob.ADMISSION: _drain_first,
+    Knob.CONCURRENCY_LIMIT: _smallest,
+    Knob.BATCH_WINDOW_S: _smallest,
+    Knob.DEGRADE_LEVEL: _largest,
+    Knob.REPLICAS: _largest,
+    Knob.CACHE_MODE: _any,
+    Knob.TAINT: _any,
+    Knob.ANNOTATION: _any,
+}
+"""Key of each knob: the smallest key is the most restrictive value."""
+
+
+def resolve(desired: tuple[DesiredState, ...]) -> tuple[DesiredState, ...]:
+    """One wish per (backend, knob) among the enforced ones, then all others as they came.
+
+    Between equal wishes the one with more independent signals stays; a guard may ask for them.
+    """
+    best: dict[tuple[str, Knob], DesiredState] = {}
+    for wish in desired:
+        if wish.mode is not Mode.ENFORCE:
+            continue
+        key = (wish.backend, wish.knob)
+        if key not in best or _rank(wish) < _rank(best[key]):
+            best[key] = wish
+    return (*best.values(), *(w for w in desired if w.mode is not Mode.ENFORCE))
+
+
+def _rank(wish: DesiredState) -> tuple[float, int]:
+    return (RESTRICTION[wish.knob](wish.value), -len(wish.signals))

@@ -1,0 +1,73 @@
+"""HScore: Σ weight · goodness over what is known, 0 for a dead backend, None when nothing is known. Pure.
+
+The goodness functions are the public contract's: latency min(1, SLO ÷ P95 of TTFT); error rate a sigmoid
+1/(1 + exp((e − 0.01)/0.0025)) over its value at 0; CPU 1 up to 85 %, then exp(−(u − 0.85)/0.05); uptime the share of
+the last hour. A factor without evidence is left out, named, and its weight shared among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp
+
+from tailkeeper_exporter import catalog
+from tailkeeper_watchdog.model import BackendObservation, Factor, HealthScore, Slo, Window
+
+FACTORS = ("latency", "error_rate", "cpu_usage", "uptime")
+ERROR_MIDPOINT = 0.01
+ERROR_SLOPE = 0.0025
+CPU_KNEE = 0.85
+CPU_SCALE = 0.05
+_MAX_EXPONENT = 700.0  # exp() overflows a float just above 709
+
+
+def latency_goodness(p95_s: float, slo_s: float) -> float:
+    return 1.0 if p95_s <= slo_s else slo_s / p95_s
+
+
+def error_goodness(error_ratio: float) -> float:
+    def sigmoid(e: float) -> float:
+        return 1.0 / (1.0 + exp(min(_MAX_EXPONENT, (e - ERROR_MIDPOINT) / ERROR_SLOPE)))
+
+    return sigmoid(error_ratio) / sigmoid(0.0)
+
+
+def cpu_goodness(usage_ratio: float) -> float:
+    return 1.0 if usage_ratio <= CPU_KNEE else exp(-(usage_ratio - CPU_KNEE) / CPU_SCALE)
+
+
+def score(
+    seen: BackendObservation | None, window: Window | None, weights: Mapping[str, float], slo: Slo, name: str
+) -> HealthScore:
+    """The score of one backend. ``seen`` is None where the evidence is stale or missing: then nothing is known."""
+    if seen is None:
+        return HealthScore(name, None, (), FACTORS)
+    known = _known(seen, window, slo)
+    total = sum(weights[f] for f in known)
+    factors = tuple(
+        Factor(factor, goodness, weights[factor] / total, value, unit)
+        for factor, (goodness, value, unit) in known.items()
+        if total > 0
+    )
+    unknown = tuple(f for f in FACTORS if f not in known)
+    if seen.state.is_dead:
+        return HealthScore(name, 0.0, factors, unknown, veto=seen.state)
+    if not factors:
+        return HealthScore(name, None, (), unknown)
+    return HealthScore(name, min(1.0, max(0.0, sum(f.weight * f.goodness for f in factors))), factors, unknown)
+
+
+def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, tuple[float, float, str]]:
+    """goodness, value and unit of each factor with evidence. Failed requests have no latency, so they improve nothing."""
+    known: dict[str, tuple[float, float, str]] = {}
+    p95 = window.quantiles.get(("ttft", 0.95)) if window else None
+    if p95 is not None:
+        known["latency"] = (latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s")
+    if window is not None and window.error_ratio is not None:
+        known["error_rate"] = (error_goodness(window.error_ratio), window.error_ratio, "ratio")
+    cpu = seen.value(catalog.CPU_USAGE.name)
+    if cpu is not None:
+        known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio")
+    if window is not None and window.uptime_ratio is not None:
+        known["uptime"] = (window.uptime_ratio, window.uptime_ratio, "ratio")
+    return known

@@ -1,0 +1,224 @@
+"""The watchdog's part of the configuration, validated. No I/O: files named here are checked by the root.
+
+Every field has its unit in its name and, under it, why its default is what it is. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tailkeeper_exporter.settings import Auth, BackendSettings, Seconds, Settings, check_address, check_url, is_loopback
+from tailkeeper_watchdog.model import Mode
+from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+
+Ratio = Annotated[float, Field(ge=0, le=1)]
+STALE_INTERVALS = 3
+"""Evidence may miss two reads before it is stale; below that one lost packet would blind us (field report E1)."""
+
+
+class LatencySlo(Settings):
+    ttft_p99_s: Seconds = 1.2
+    itl_p99_s: Seconds = 0.2
+    e2e_p99_s: Seconds = 30
+
+
+class Tier(Settings):
+    name: str
+    match: dict[str, str]
+    p99_s: Seconds
+
+
+class SloSettings(Settings):
+    objective: Annotated[float, Field(gt=0, lt=1)] = 0.995
+    latency: LatencySlo = LatencySlo()
+    tiers: tuple[Tier, ...] = ()
+
+
+class GatewayRef(Settings):
+    """Where a backend is switched. `pool` defaults to the part before the slash for haproxy, else all servers."""
+
+    name: str
+    server: str
+    pool: str | None = None
+
+
+class WatchedBackend(BackendSettings):
+    gateway: tuple[GatewayRef, ...] = ()
+
+    @field_validator("gateway", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return [value] if isinstance(value, dict) else value
+
+
+class HaproxyGateway(Settings):
+    name: str
+    kind: Literal["haproxy"]
+    socket: str
+    """Path of the stats socket, or HOST:PORT; level admin is needed to write."""
+    replicas: tuple[str, ...] = ()
+
+
+class WebhookGateway(Settings):
+    name: str
+    kind: Literal["webhook"]
+    url: str
+    auth: Auth = Auth()
+    replicas: tuple[str, ...] = ()
+
+    _check_url = field_validator("url")(check_url)
+
+
+Gateway = Annotated[HaproxyGateway | WebhookGateway, Field(discriminator="kind")]
+
+
+class ExporterSource(Settings):
+    kind: Literal["exporter"] = "exporter"
+    urls: Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)] = ("http://127.0.0.1:9400",)
+    interval_s: Seconds | None = None
+    """How often the exporters read their engines; default the exporter's `scrape_interval_s` in the same file."""
+
+    @field_validator("urls")
+    @classmethod
+    def _check(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(check_url(url)) for url in urls)
+
+
+class PrometheusSource(Settings):
+    kind: Literal["prometheus"]
+    url: str
+    interval_s: Seconds = 15
+    """The Prometheus server's scrape interval: set it to what the server uses."""
+    auth: Auth = Auth()
+
+    _check_url = field_validator("url")(check_url)
+
+
+Source = Annotated[ExporterSource | PrometheusSource, Field(discriminator="kind")]
+
+
+class AlertmanagerSettings(Settings):
+    url: str | None = None
+    auth: Auth = Auth()
+
+    _check_url = field_validator("url")(check_url)
+
+
+class WatchdogOtlp(Settings):
+    endpoint: str | None = None
+    logs: bool = False
+
+    _check_endpoint = field_validator("endpoint")(check_url)
+
+
+class WatchdogSettings(Settings):
+    listen: str = "127.0.0.1:8088"
+    tick_s: Annotated[float, Field(ge=0.1, le=3_600)] = 5
+    source: Source = ExporterSource()
+    stale_after_s: Seconds | None = None
+    state: Path = Path("./tailkeeper.db")
+    baselines: Path | None = None
+    token_file: Path | None = None
+    alertmanager: AlertmanagerSettings = AlertmanagerSettings()
+    otlp: WatchdogOtlp = WatchdogOtlp()
+
+    _check_listen = field_validator("listen")(check_address)
+
+    @model_validator(mode="after")
+    def _guarded(self) -> WatchdogSettings:
+        if not is_loopback(self.listen) and self.token_file is None:
+            raise ValueError(f"listen: {self.listen} is not loopback; set token_file, or listen on 127.0.0.1")
+        return self
+
+    def read_interval_s(self, exporter_interval_s: float) -> float:
+        """How often new evidence can appear, given how often the exporters read their engines."""
+        return self.source.interval_s or exporter_interval_s
+
+    def stale_limit_s(self, exporter_interval_s: float) -> float:
+        """Evidence older than this is stale. Seconds."""
+        return self.stale_after_s or STALE_INTERVALS * self.read_interval_s(exporter_interval_s)
+
+
+class Weights(Settings):
+    """Shares of the HScore; they sum to 1."""
+
+    latency: Ratio = 0.35
+    error_rate: Ratio = 0.40
+    cpu_usage: Ratio = 0.15
+    uptime: Ratio = 0.10
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> Weights:
+        total = self.latency + self.error_rate + self.cpu_usage + self.uptime
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(f"weights sum to {total:g}; they must sum to 1")
+        return self
+
+
+class HscoreSettings(Settings):
+    weights: Weights = Weights()
+
+
+class GpuHealthGateSettings(Settings):
+    mode: Mode = Mode.OBSERVE
+    params: GpuHealthGateParams = GpuHealthGateParams()
+
+
+class UnbuiltPolicySettings(Settings):
+    """A policy that the contract names and this version does not have: it may be named, not relied upon."""
+
+    mode: Mode = Mode.OBSERVE
+    params: dict[str, float | str | bool] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _harmless(self) -> UnbuiltPolicySettings:
+        if self.mode is not Mode.OBSERVE or self.params:
+            raise ValueError("this policy is not in this version: only `mode: observe` is allowed, and it records nothing")
+        return self
+
+
+class PoliciesSettings(Settings):
+    adaptive_batch_window: UnbuiltPolicySettings = UnbuiltPolicySettings()
+    memory_breaker: UnbuiltPolicySettings = UnbuiltPolicySettings()
+    context_length_routing: UnbuiltPolicySettings = UnbuiltPolicySettings()
+    token_rate_weighting: UnbuiltPolicySettings = UnbuiltPolicySettings()
+    gpu_health_gate: GpuHealthGateSettings = GpuHealthGateSettings()
+    cache_offload: UnbuiltPolicySettings = UnbuiltPolicySettings()
+    slo_guardian: UnbuiltPolicySettings = UnbuiltPolicySettings()
+
+    @property
+    def unbuilt(self) -> tuple[str, ...]:
+        return tuple(n for n in type(self).model_fields if isinstance(getattr(self, n), UnbuiltPolicySettings))
+
+
+class GuardsSettings(Settings):
+    max_fraction: Ratio = 0.3
+    """A third of a pool can be lost without the rest falling over at usual loads."""
+    max_backends: Annotated[int, Field(ge=1)] | None = None
+    """An absolute cap beside the fraction; none by default."""
+    min_healthy: Annotated[int, Field(ge=0)] = 1
+    panic_fraction: Ratio = 0.5
+    cooldown_s: Annotated[float, Field(ge=0, le=86_400)] = 30
+    return_ramp_s: Annotated[float, Field(ge=0, le=86_400)] = 30
+    lease_s: Annotated[float, Field(ge=5, le=86_400)] = 300
+    """Long enough for a restart of the watchdog, short enough that a forgotten change does not last the night."""
+    pause_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The parts of the configuration that the watchdog reads."""
+
+    backends: tuple[WatchedBackend, ...]
+    gateways: tuple[Gateway, ...]
+    watchdog: WatchdogSettings
+    slo: SloSettings
+    hscore: HscoreSettings
+    policies: PoliciesSettings
+    guards: GuardsSettings
+    read_interval_s: float
+    stale_after_s: float

@@ -1,0 +1,66 @@
+"""What people can switch: the kill switch (file, API, signal) and holds on single backends. Kept in the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailkeeper_watchdog.ledger import Ledger
+
+MAX_HOLD_S = 7 * 86_400.0
+"""A hold that nobody remembers ends after a week."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    reason: str
+    until_unix_s: float
+
+
+class Switches:
+    """Reads and writes the switches. ``wall`` gives epoch seconds."""
+
+    def __init__(self, ledger: Ledger, pause_file: Path | None, wall: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._pause_file = pause_file
+        self._wall = wall
+
+    def paused(self) -> str | None:
+        """Why nothing may be done now, or None. A pause file that cannot be looked at counts as there."""
+        if self._pause_file is not None:
+            try:
+                if self._pause_file.exists():
+                    return f"the pause file {self._pause_file} is there"
+            except OSError as error:
+                return f"the pause file {self._pause_file} cannot be looked at: {error.strerror}"
+        return self._ledger.get_meta("paused")
+
+    def pause(self, why: str) -> None:
+        self._ledger.set_meta("paused", why[:300])
+
+    def resume(self) -> None:
+        """Ends a pause by API or signal; a pause file must be removed by whoever put it there."""
+        self._ledger.set_meta("paused", None)
+
+    def holds(self) -> dict[str, Hold]:
+        """Holds in force by backend."""
+        rows = json.loads(self._ledger.get_meta("holds") or "{}")
+        now = self._wall()
+        return {name: Hold(row["reason"], row["until"]) for name, row in rows.items() if row["until"] > now}
+
+    def hold(self, backend: str, reason: str, for_s: float) -> Hold:
+        hold = Hold(reason[:300], self._wall() + min(for_s, MAX_HOLD_S))
+        self._save({**self.holds(), backend: hold})
+        return hold
+
+    def unhold(self, backend: str) -> bool:
+        """Whether there was one."""
+        holds = self.holds()
+        found = holds.pop(backend, None) is not None
+        self._save(holds)
+        return found
+
+    def _save(self, holds: dict[str, Hold]) -> None:
+        self._ledger.set_meta("holds", json.dumps({n: {"reason": h.reason, "until": h.until_unix_s} for n, h in holds.items()}))
