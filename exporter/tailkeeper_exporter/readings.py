@@ -7,9 +7,11 @@ another silently. Pure: no clocks, no I/O.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import sub
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -95,8 +97,8 @@ class Histogram:
         """What was observed since ``earlier``; None where the two cannot be compared (other bounds, or a reset)."""
         if self.bounds != earlier.bounds:
             return None
-        counts = tuple(a - b for a, b in zip(self.counts, earlier.counts, strict=True))
-        if any(c < 0 for c in counts):
+        counts = tuple(map(sub, self.counts, earlier.counts))
+        if counts and min(counts) < 0:
             return None
         return Histogram(self.bounds, counts, self.sum - earlier.sum)
 
@@ -123,10 +125,10 @@ def bucket_quantile(histogram: Histogram, q: float) -> Quantile | None:
     if total <= 0 or len(histogram.bounds) < 2:
         return None
     rank = q * total
-    lower_bound, lower_count = 0.0, 0.0
-    for bound, count in zip(histogram.bounds[:-1], histogram.counts[:-1], strict=True):
-        if count >= rank:
-            share = (rank - lower_count) / (count - lower_count) if count > lower_count else 1.0
-            return Quantile(lower_bound + (bound - lower_bound) * share, int(total))
-        lower_bound, lower_count = bound, count
-    return Quantile(histogram.bounds[-2], int(total), saturated=True)
+    index = bisect_left(histogram.counts, rank)
+    if index >= len(histogram.bounds) - 1:
+        return Quantile(histogram.bounds[-2], int(total), saturated=True)
+    lower_bound, lower_count = (histogram.bounds[index - 1], histogram.counts[index - 1]) if index else (0.0, 0.0)
+    inside = histogram.counts[index] - lower_count
+    share = (rank - lower_count) / inside if inside > 0 else 1.0
+    return Quantile(lower_bound + (histogram.bounds[index] - lower_bound) * share, int(total))
