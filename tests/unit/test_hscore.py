@@ -10,11 +10,30 @@ from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Quantile, present
-from tailkeeper_watchdog.model import BackendObservation, HealthScore, Slo, State, Window
+from tailkeeper_watchdog.model import BackendObservation, HealthScore, Slo, State
 from tailkeeper_watchdog.scoring.hscore import cpu_goodness, error_goodness, latency_goodness, score
+from tailkeeper_watchdog.window import Window
 
 WEIGHTS = {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10}
 SLO = Slo(ttft_p99_s=1.2)
+
+
+class Measured(Window):
+    """A window whose figures are given instead of computed from samples."""
+
+    __slots__ = ("_errors", "_p95_s")
+
+    def __init__(self, p95_s: float | None, errors: float | None, uptime: float | None) -> None:
+        super().__init__(uptime_ratio=uptime)
+        object.__setattr__(self, "_p95_s", p95_s)
+        object.__setattr__(self, "_errors", errors)
+
+    def quantile(self, signal: str, q: float) -> Quantile | None:
+        return None if self._p95_s is None else Quantile(self._p95_s, 100)
+
+    @property
+    def error_ratio(self) -> float | None:
+        return self._errors
 
 
 def scored(
@@ -25,8 +44,7 @@ def scored(
     state: State = State.SERVING,
 ) -> HealthScore:
     readings = {} if cpu is None else {catalog.CPU_USAGE.name: present(cpu, 0.0)}
-    quantiles = {} if p95_s is None else {("ttft", 0.95): Quantile(p95_s, 100)}
-    window = Window(60.0, quantiles, error_ratio=errors, uptime_ratio=uptime)
+    window = Measured(p95_s, errors, uptime)
     return score(BackendObservation("a", state, 0.0, None, readings), window, WEIGHTS, SLO, "a")
 
 

@@ -31,10 +31,10 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import ReturnMemory
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
+from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
-from tailkeeper_watchdog.scoring.window import RECENT_S, WINDOW_S, History, add, over, take_sample
 
 MIN_RECORDS = 20
 """Fewer request records than this have no P99 worth the name."""

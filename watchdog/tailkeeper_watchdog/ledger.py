@@ -106,9 +106,9 @@ class Ledger:
         ).fetchone()  # fmt: skip
         return _lease(row)
 
-    def confirm(self, lease_id: int) -> None:
-        """The effect was read back."""
-        self._run("UPDATE leases SET confirmed=1 WHERE id=?", (lease_id,))
+    def confirm(self, lease_id: int, actual: KnobValue) -> None:
+        """The effect was read back; ``actual`` is how the gateway says it (a whole number of its own, for instance)."""
+        self._run("UPDATE leases SET confirmed=1, written=? WHERE id=?", (json.dumps(actual), lease_id))
 
     def renew(self, lease_id: int, expires: float) -> None:
         self._run("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tailkeeper_exporter.readings import Histogram, Quantile, Reading
+from tailkeeper_watchdog.window import Window
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -168,24 +169,6 @@ class FleetSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What one backend did over the last window, from counter and bucket differences. None means not known."""
-
-    seconds: float
-    quantiles: Mapping[tuple[str, float], Quantile] = field(default_factory=lambda: EMPTY)
-    """By (signal, q): seconds."""
-    mean_s: Mapping[str, float] = field(default_factory=lambda: EMPTY)
-    """Mean by catalogue histogram name: seconds."""
-    error_ratio: float | None = None
-    requests: float | None = None
-    generated_tokens_per_s: float | None = None
-    preemptions_per_s: float | None = None
-    kv_miss_ratio: float | None = None
-    uptime_ratio: float | None = None
-    """Share of the observed part of the last hour in which the backend took work."""
-
-
-@dataclass(frozen=True, slots=True)
 class Factor:
     """One part of a score. ``value`` in ``unit`` is what was measured, ``goodness`` in [0, 1], 1 is best."""
 
@@ -248,7 +231,7 @@ class Situation:
         if exact is not None:
             return exact
         window = self.windows.get(backend)
-        return window.quantiles.get((signal, 0.99)) if window else None
+        return window.quantile(signal, 0.99) if window else None
 
     def fresh(self, backend: str) -> BackendObservation | None:
         """The observation of a backend when its evidence is fresh enough to act on, else None."""

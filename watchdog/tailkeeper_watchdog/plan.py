@@ -89,7 +89,7 @@ def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Ch
             wanted.add((target, wish.knob))
             server = given.servers.get(target)
             if server is not None and wish.knob in server.values:
-                changes.extend(_toward(wish, target, server.values[wish.knob], leases.get((target, wish.knob)), given))
+                changes.extend(_toward(wish, target, server, leases.get((target, wish.knob)), given))
     for key, lease in leases.items():
         if key not in wanted:
             changes.extend(_back(lease, leases, given, memory))
@@ -130,8 +130,20 @@ def same(knob: Knob, a: KnobValue, b: KnobValue) -> bool:
     return a == b
 
 
-def _toward(wish: DesiredState, target: Target, actual: KnobValue, lease: Lease | None, given: PlanInput) -> list[Change]:
-    """What brings ``actual`` to the wish, or nothing."""
+ROUNDING_SHARE = 0.1
+"""A gateway may round a weight by this share of it and still have done what was asked."""
+
+
+def written(knob: Knob, actual: KnobValue, wanted: KnobValue) -> bool:
+    """Whether what is read back is what was asked for, as near as the gateway can express it."""
+    if knob is Knob.WEIGHT:
+        return abs(float(actual) - float(wanted)) <= max(WEIGHT_TOLERANCE, ROUNDING_SHARE * float(wanted))
+    return actual == wanted
+
+
+def _toward(wish: DesiredState, target: Target, server: ServerState, lease: Lease | None, given: PlanInput) -> list[Change]:
+    """What brings the server to the wish, or nothing."""
+    actual = server.values[wish.knob]
     if lease is None:
         return [_first(wish, target, actual)]
     value = _value(wish, lease.prior)
@@ -140,7 +152,7 @@ def _toward(wish: DesiredState, target: Target, actual: KnobValue, lease: Lease 
         return Change(kind, wish.backend, target, wish.knob, value, lease.prior, wish.policy, wish.reason, lease, reverts)
 
     if same(wish.knob, actual, lease.written):
-        if _differs_enough(wish.knob, value, lease.written):
+        if server.doubt or _differs_enough(wish.knob, value, lease.written):
             return [change(ChangeKind.APPLY)]
         return [change(ChangeKind.RENEW)] if _due(lease, given) or not lease.confirmed else []
     if not lease.confirmed and same(wish.knob, actual, lease.prior):

@@ -14,7 +14,7 @@ from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, Erro
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.model import Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
-from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same
+from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same, written
 
 MAX_CHANGES_PER_TICK = 64
 """At most this many calls a tick; the rest waits for the next one, worst backends first."""
@@ -190,15 +190,16 @@ class _Run:
         )
         if change.reverts:
             self._ledger.note_reverts(lease.id, change.reverts)
-        failure = await self._write_and_read_back(change)
-        if failure is None:
-            self._ledger.confirm(lease.id)
+        failure, actual = await self._write_and_read_back(change)
+        if failure is None and actual is not None:
+            self._ledger.confirm(lease.id, actual)
             self.changed.add(change.backend)
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
-        if failure.kind in (ErrorKind.REFUSED, ErrorKind.NOT_FOUND, ErrorKind.UNAUTHORIZED, ErrorKind.UNREACHABLE):
+        before = change.lease.written if change.lease else change.prior
+        if actual is not None and same(change.knob, actual, before):
             self._undo_intent(lease, change)
-        if failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
+        if failure is not None and failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
             self.no_ramp.add(change.target)
         self._decide(change, Outcome.FAILED, f"{change.reason}; {failure}")
 
@@ -213,40 +214,39 @@ class _Run:
             before.created_unix_s, before.expires_unix_s,
         )  # fmt: skip
         if before.confirmed:
-            self._ledger.confirm(again.id)
+            self._ledger.confirm(again.id, before.written)
 
     async def _give_back(self, change: Change, lease: Lease) -> None:
         outcome = Outcome.EXPIRED if change.kind is ChangeKind.EXPIRE else Outcome.RELEASED
-        failure = await self._write_and_read_back(change)
+        failure, _ = await self._write_and_read_back(change)
         if failure is None:
             self._ledger.end(lease.id, outcome, self._wall())
             self._decide(change, outcome, f"{change.reason}; prior value read back")
         else:
             self._decide(change, Outcome.FAILED, f"giving back: {failure}")
 
-    async def _write_and_read_back(self, change: Change) -> ActuatorError | None:
-        """None when the gateway itself now reports the value. Read before and after, so that repeating is harmless."""
+    async def _write_and_read_back(self, change: Change) -> tuple[ActuatorError | None, KnobValue | None]:
+        """What went wrong, if anything, and what the gateway reports now, if it does.
+
+        It is read also after an error: an error of any kind may leave a part of the write done.
+        """
         actuator, target = self._actuators[change.target.gateway], change.target
+        failure: ActuatorError | None = None
         try:
             await actuator.write(target.server, {change.knob: change.value}, self._deadline_s)
         except ActuatorError as error:
-            if error.kind is not ErrorKind.TIMEOUT:
-                return error
-            failure: ActuatorError | None = error  # the effect is unknown: only the gateway can tell
-        else:
-            failure = None
+            failure = error
         try:
-            actual = await self._read_one(actuator, target.server, change.knob)
+            state = (await actuator.read((target.server,), self._deadline_s)).get(target.server)
         except ActuatorError as error:
-            return failure or error
-        if actual is not None and same(change.knob, actual, change.value):
-            return None
+            return failure or error, None
+        actual = None if state is None else state.values.get(change.knob)
+        if state is not None and state.doubt:
+            return ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, state.doubt), actual
+        if actual is not None and written(change.knob, actual, change.value):
+            return None, actual
         said = f"read back {actual!r} instead of {change.value!r}"
-        return failure or ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, said)
-
-    async def _read_one(self, actuator: Actuator, server: str, knob: Knob) -> KnobValue | None:
-        state = (await actuator.read((server,), self._deadline_s)).get(server)
-        return None if state is None else state.values.get(knob)
+        return failure or ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, said), actual
 
     def _decide(self, change: Change, outcome: Outcome, reason: str, expires: float | None = None) -> None:
         if outcome is Outcome.FAILED:

@@ -18,6 +18,7 @@ import httpx
 from tailkeeper_exporter.exposition import PageError, PageParser
 from tailkeeper_watchdog.collect.base import Collected, LastWord, RequestRecord
 from tailkeeper_watchdog.collect.observe import WANTED, observe
+from tailkeeper_watchdog.collect.words import reasons_of
 from tailkeeper_watchdog.model import BackendObservation
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -135,8 +136,8 @@ def _reasons(body: bytes | str) -> dict[str, tuple[str, ...]]:
     rows = document.get("backends") if isinstance(document, dict) else None
     found: dict[str, tuple[str, ...]] = {}
     for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict) and isinstance(row.get("backend"), str) and isinstance(row.get("reasons"), list):
-            found[row["backend"]] = tuple(str(reason)[:300] for reason in row["reasons"][:10])
+        if isinstance(row, dict) and isinstance(row.get("backend"), str):
+            found[row["backend"]] = reasons_of(row)
     return found
 
 

@@ -6,6 +6,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.model import BackendObservation, FindingKind, Severity, Situation, State
 
+_IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
 PRESSURE_LIMIT_RATIO = 0.92
 """Memory pressure above which a backend counts as unhealthy (product description 3.4)."""
 
@@ -45,7 +46,8 @@ def _dead(seen: BackendObservation) -> list[Symptom]:
         "waiting": seen.value(catalog.WAITING.name),
         "evidence_age_s": seen.age_s,
     }
-    why = "; ".join(seen.reasons) or "reported by the exporter"
+    flight = [f"{seen.value(m.name):.0f} {word}" for m, word in _IN_FLIGHT if seen.value(m.name)]
+    why = "; ".join([*flight, *seen.reasons]) or "reported by the exporter"
     return [Symptom(kind, seen.backend, Severity.PAGE, f"{seen.backend} is {seen.state}: {why}", evidence)]
 
 

@@ -32,9 +32,9 @@ from tailkeeper_watchdog.model import (
     Knob,
     Mode,
     Situation,
-    Window,
 )
 from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.window import OUTCOME_SLOT, Window
 
 NAME = "gpu_health_gate"
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -107,6 +107,13 @@ class KvBaseline:
 class Memory:
     breakers: Mapping[str, Breaker] = field(default_factory=lambda: EMPTY)
     kv: Mapping[str, KvBaseline] = field(default_factory=lambda: EMPTY)
+    dead_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When each backend was last seen dead, monotonic seconds."""
+
+
+AFTERMATH_S = 20.0
+"""Tokens that waited out a hang are counted when it ends: for as long as they can stand in the recent window, a slow
+step time describes the hang and not the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +130,11 @@ def decide(
     """One desired state for each knob of each backend that should not have its normal share of the traffic."""
     breakers: dict[str, Breaker] = {}
     baselines: dict[str, KvBaseline] = {}
+    dead_at = dict(memory.dead_at)
+    now = situation.snapshot.now
     desired: list[DesiredState] = []
-    error_ratios = {name: w.error_ratio for name, w in situation.recent.items() if w.error_ratio is not None}
+    error_ratios = {name: e for name, w in situation.recent.items() if (e := w.error_ratio) is not None}
+    overall = median(error_ratios.values()) if error_ratios else None
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
         breaker = memory.breakers.get(backend.name, Breaker())
@@ -134,20 +144,23 @@ def decide(
             continue
         window = situation.windows.get(backend.name)
         recent = situation.recent.get(backend.name)
-        peers = peers_error_ratio(error_ratios, backend.name)
-        breaker = step_breaker(breaker, seen, recent, peers, params, situation.snapshot.now)
+        peers = peers_error_ratio(error_ratios, backend.name, overall)
+        breaker = step_breaker(breaker, seen, recent, peers, params, now)
+        if seen.state.is_dead:
+            dead_at[backend.name] = now
+        step_time_s = None if now - dead_at.get(backend.name, -AFTERMATH_S) < AFTERMATH_S else _step_time_s(recent)
         wants = [
             *_dead(seen),
             *_breaker_wants(breaker, params),
             *_pressure(seen, recent, situation.slo.ttft_p99_s, params),
             *_lost_gpu(seen, recent, params),
-            *_slow(seen, recent, window, baseline, params),
+            *_slow(seen, step_time_s, window, baseline, params),
         ]
         miss = window.kv_miss_ratio if window else None
         breakers[backend.name] = breaker
         baselines[backend.name] = baseline if miss is None or baseline.is_worse(miss) else baseline.updated(miss)
         desired.extend(DesiredState(NAME, backend.name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
-    return Memory(breakers, baselines), tuple(desired)
+    return Memory(breakers, baselines, dead_at), tuple(desired)
 
 
 def _dead(seen: BackendObservation) -> list[_Want]:
@@ -170,10 +183,10 @@ def _pressure(seen: BackendObservation, recent: Window | None, slo_ttft_s: float
     if pressure is None or pressure <= params.memory_pressure_limit_ratio:
         return []
     signals = ["memory_pressure"]
-    preemptions = recent.preemptions_per_s if recent else None
+    preemptions = recent.rate(catalog.PREEMPTIONS.name) if recent else None
     if preemptions is not None and preemptions > params.preemptions_limit_per_s:
         signals.append("preemptions")
-    p95 = recent.quantiles.get(("ttft", 0.95)) if recent else None
+    p95 = recent.quantile("ttft", 0.95) if recent else None
     if p95 is not None and p95.value > slo_ttft_s:
         signals.append("latency")
     reason = f"memory pressure {pressure:.0%}, limit {params.memory_pressure_limit_ratio:.0%}"
@@ -189,7 +202,8 @@ def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealth
     if not lost:
         return []
     signals = ["gpu_lost"]
-    if recent is not None and recent.error_ratio is not None and recent.error_ratio > params.breaker_close_error_ratio:
+    errors = recent.error_ratio if recent else None
+    if errors is not None and errors > params.breaker_close_error_ratio:
         signals.append("errors")
     if not seen.state.takes_work:
         signals.append("not_serving")
@@ -199,14 +213,13 @@ def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealth
 
 def _slow(
     seen: BackendObservation,
-    recent: Window | None,
+    step_s: float | None,
     window: Window | None,
     baseline: KvBaseline,
     params: GpuHealthGateParams,
 ) -> list[_Want]:
     """One weight: step time and derating multiply, and the floor holds for the product."""
     weight, reasons = 1.0, []
-    step_s = _step_time_s(recent)
     if step_s is not None and step_s > params.step_time_limit_s:
         weight *= params.slow_weight
         reasons.append(f"mean step time {step_s * 1e3:.0f} ms, limit {params.step_time_limit_s * 1e3:.0f} ms")
@@ -223,8 +236,8 @@ def _slow(
 def _step_time_s(recent: Window | None) -> float | None:
     if recent is None:
         return None
-    step = recent.mean_s.get(catalog.STEP_TIME.name)
-    return step if step is not None else recent.mean_s.get(catalog.ITL.name)
+    step = recent.mean_s(catalog.STEP_TIME.name)
+    return step if step is not None else recent.mean_s(catalog.ITL.name)
 
 
 def _breached(
@@ -242,7 +255,7 @@ def _breached(
     miss = window.kv_miss_ratio if window else None
     if miss is not None and baseline.is_worse(miss):
         check("KV miss rate", miss, params.kv_miss_limit_ratio, params.kv_miss_penalty)
-    pre = window.quantiles.get(("preprocess", 0.95)) if window else None
+    pre = window.quantile("preprocess", 0.95) if window else None
     check("preprocessing P95 in s", pre.value if pre else None, params.preprocess_p95_limit_s, params.preprocess_penalty)
     before = len(found)
     check("NVLink use", _worst(seen.gpus, "nvlink_ratio"), params.nvlink_limit_ratio, params.link_penalty)
@@ -275,10 +288,10 @@ EXACT_PEERS = 50
 """Up to this many backends the own ratio is left out of the median; above it one value cannot move it."""
 
 
-def peers_error_ratio(ratios: Mapping[str, float], backend: str) -> float | None:
+def peers_error_ratio(ratios: Mapping[str, float], backend: str, overall: float | None) -> float | None:
     """Median error ratio of the other backends, in [0, 1]; None where there is no other to compare with."""
     if len(ratios) > EXACT_PEERS:
-        return median(ratios.values())
+        return overall
     others = [ratio for name, ratio in ratios.items() if name != backend]
     return median(others) if others else None
 
@@ -329,8 +342,8 @@ def _maybe_open(
 
 
 def _finished(seen: BackendObservation) -> tuple[float | None, float | None]:
-    ok = seen.value(f"{catalog.REQUESTS.name}{{ok}}")
-    errors = seen.value(f"{catalog.REQUESTS.name}{{error}}")
+    ok = seen.value(OUTCOME_SLOT["ok"])
+    errors = seen.value(OUTCOME_SLOT["error"])
     return ok, errors
 
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from math import exp
 
 from tailkeeper_exporter import catalog
-from tailkeeper_watchdog.model import BackendObservation, Factor, HealthScore, Slo, Window
+from tailkeeper_watchdog.model import BackendObservation, Factor, HealthScore, Slo
+from tailkeeper_watchdog.window import Window
 
 FACTORS = ("latency", "error_rate", "cpu_usage", "uptime")
 ERROR_MIDPOINT = 0.01
@@ -25,11 +26,15 @@ def latency_goodness(p95_s: float, slo_s: float) -> float:
     return 1.0 if p95_s <= slo_s else slo_s / p95_s
 
 
-def error_goodness(error_ratio: float) -> float:
-    def sigmoid(e: float) -> float:
-        return 1.0 / (1.0 + exp(min(_MAX_EXPONENT, (e - ERROR_MIDPOINT) / ERROR_SLOPE)))
+def _sigmoid(error_ratio: float) -> float:
+    return 1.0 / (1.0 + exp(min(_MAX_EXPONENT, (error_ratio - ERROR_MIDPOINT) / ERROR_SLOPE)))
 
-    return sigmoid(error_ratio) / sigmoid(0.0)
+
+_SIGMOID_AT_ZERO = _sigmoid(0.0)
+
+
+def error_goodness(error_ratio: float) -> float:
+    return _sigmoid(error_ratio) / _SIGMOID_AT_ZERO
 
 
 def cpu_goodness(usage_ratio: float) -> float:
@@ -60,11 +65,12 @@ def score(
 def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, tuple[float, float, str]]:
     """goodness, value and unit of each factor with evidence. Failed requests have no latency, so they improve nothing."""
     known: dict[str, tuple[float, float, str]] = {}
-    p95 = window.quantiles.get(("ttft", 0.95)) if window else None
+    p95 = window.quantile("ttft", 0.95) if window else None
     if p95 is not None:
         known["latency"] = (latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s")
-    if window is not None and window.error_ratio is not None:
-        known["error_rate"] = (error_goodness(window.error_ratio), window.error_ratio, "ratio")
+    errors = window.error_ratio if window else None
+    if errors is not None:
+        known["error_rate"] = (error_goodness(errors), errors, "ratio")
     cpu = seen.value(catalog.CPU_USAGE.name)
     if cpu is not None:
         known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio")

@@ -1,0 +1,84 @@
+"""The ledger: intent before, outcome after, and nothing lost to a crash at any line."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, Ledger, LedgerError
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Target
+
+B = Target("edge", "llm/b", "llm")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+def test_an_intent_is_there_after_a_restart_and_not_confirmed(path: Path) -> None:
+    Ledger(path).intend("b", B, Knob.ADMISSION, "p", SERVE, DRAIN, "hung", 10.0, 310.0)
+    (lease,) = Ledger(path).leases()
+    assert (lease.prior, lease.written, lease.confirmed, lease.expires_unix_s) == (SERVE, DRAIN, False, 310.0)
+
+
+def test_a_second_change_of_the_same_knob_keeps_the_first_prior_value(path: Path) -> None:
+    ledger = Ledger(path)
+    first = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
+    ledger.confirm(first.id, 0.5)
+    second = ledger.intend("b", B, Knob.WEIGHT, "p", 0.5, 0.1, "slower", 20.0, 320.0)
+    assert (second.id, second.prior, second.written, second.confirmed) == (first.id, 1.0, 0.1, False)
+
+
+def test_an_ended_lease_makes_room_for_a_new_one(path: Path) -> None:
+    ledger = Ledger(path)
+    first = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
+    ledger.end(first.id, Outcome.RELEASED, 20.0)
+    assert ledger.leases() == ()
+    assert ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 30.0, 330.0).id != first.id
+
+
+def test_decisions_come_newest_first_and_can_be_filtered(path: Path) -> None:
+    ledger = Ledger(path)
+    for time, backend in [(1.0, "a"), (2.0, "b"), (3.0, "a")]:
+        ledger.record(time, 1, "p", backend, Knob.WEIGHT, None, 0.5, Outcome.OBSERVED, "r")
+    assert [d.time_unix_s for d in ledger.decisions()] == [3.0, 2.0, 1.0]
+    assert [d.time_unix_s for d in ledger.decisions(backend="a", since=2.0)] == [3.0]
+    assert len(ledger.decisions(limit=2)) == 2
+
+
+def test_attempts_are_remembered_across_restarts_and_forgotten_after_an_hour(path: Path) -> None:
+    Ledger(path).count_attempt("b", 100.0)
+    ledger = Ledger(path)
+    assert ledger.count_attempt("b", 200.0) == 2
+    assert ledger.attempts(200.0 + ATTEMPT_MEMORY_S + 1) == {}
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="is the folder there"):
+        Ledger(tmp_path / "nowhere" / "ledger.db")
+
+
+def test_a_file_that_is_no_database_is_said_and_left_alone(path: Path) -> None:
+    path.write_text("not a database, but long enough to look like one" * 100)
+    with pytest.raises(LedgerError):
+        Ledger(path)
+    assert path.read_text().startswith("not a database")
+
+
+def test_a_ledger_of_a_newer_version_is_refused(path: Path) -> None:
+    Ledger(path).set_meta("schema_version", "99")
+    with pytest.raises(LedgerError, match="newer version"):
+        Ledger(path)
+
+
+def test_a_locked_ledger_raises_and_does_not_hang(path: Path) -> None:
+    ledger = Ledger(path)
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerError, match="locked"):
+            ledger.set_meta("a", "b")
+        other.execute("ROLLBACK")
+    other.close()

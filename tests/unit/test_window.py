@@ -1,0 +1,109 @@
+"""Windows: differences over time, never over a gap, and bounded whatever the tick."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram, present
+from tailkeeper_watchdog.model import BackendObservation, State
+from tailkeeper_watchdog.scoring.history import SPACING_S, WINDOW_S, History, add, over, take_sample
+from tailkeeper_watchdog.scoring.ring import LatencyRing
+from tailkeeper_watchdog.scoring.uptime import Uptime, observe
+
+
+def seen(ok: float, errors: float = 0.0, ttft: tuple[float, float, float] | None = None) -> BackendObservation:
+    name = catalog.REQUESTS.name
+    readings = {f"{name}{{ok}}": present(ok, 0.0), f"{name}{{error}}": present(errors, 0.0)}
+    histograms = {} if ttft is None else {catalog.TTFT.name: Histogram((0.1, 1.0, inf), ttft, 0.0)}
+    return BackendObservation("a", State.SERVING, 0.0, None, readings, histograms)
+
+
+def history(*rows: tuple[float, BackendObservation]) -> History:
+    result = History()
+    for at, observation in rows:
+        result = add(result, take_sample(observation, at))
+    return result
+
+
+def test_errors_are_counted_against_finished_requests_of_the_window() -> None:
+    window = over(history((0, seen(100, 50)), (60, seen(190, 60))), WINDOW_S)
+    assert window.error_ratio == pytest.approx(0.1)
+    assert window.requests == 100
+
+
+def test_without_a_finished_request_the_error_ratio_is_unknown() -> None:
+    assert over(history((0, seen(100)), (60, seen(100))), WINDOW_S).error_ratio is None
+
+
+def test_one_sample_says_nothing() -> None:
+    window = over(history((0, seen(100))), WINDOW_S)
+    assert (window.error_ratio, window.requests, window.quantile("ttft", 0.5)) == (None, None, None)
+
+
+def test_a_counter_that_fell_starts_anew() -> None:
+    window = over(history((0, seen(1_000)), (30, seen(5)), (60, seen(15))), WINDOW_S)
+    assert window.requests == 10
+
+
+def test_quantiles_come_from_what_was_added_and_carry_their_count() -> None:
+    window = over(history((0, seen(0, 0, (1000, 1000, 1000))), (60, seen(0, 0, (1000, 1100, 1100)))), WINDOW_S)
+    quantile = window.quantile("ttft", 0.5)
+    assert quantile is not None
+    assert quantile.samples == 100
+    assert 0.1 < quantile.value <= 1.0
+
+
+def test_a_quantile_above_the_last_bound_is_marked_as_at_least() -> None:
+    window = over(history((0, seen(0, 0, (0, 0, 0))), (60, seen(0, 0, (0, 1, 100)))), WINDOW_S)
+    quantile = window.quantile("ttft", 0.99)
+    assert quantile is not None
+    assert (quantile.value, quantile.saturated) == (1.0, True)
+
+
+@given(st.lists(st.floats(0.01, 30), min_size=1, max_size=400))
+def test_a_history_is_bounded_and_in_order(steps: list[float]) -> None:
+    now, result = 0.0, History()
+    for step in steps:
+        now += step
+        result = add(result, take_sample(seen(now), now))
+    times = [s.at for s in result.samples]
+    assert times == sorted(set(times))
+    assert times[-1] == now
+    assert len(times) <= WINDOW_S / SPACING_S + 3
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.integers(1, 50))
+def test_the_ring_gives_the_lower_rank_of_the_last_samples(values: list[float], size: int) -> None:
+    ring = LatencyRing(size)
+    for start in range(0, len(values), 7):
+        ring.extend(np.array(values[start : start + 7]))
+    last = sorted(values[-size:])
+    quantile = ring.quantile(0.99)
+    assert quantile is not None
+    assert (quantile.value, quantile.samples) == (last[int(0.99 * (len(last) - 1))], len(last))
+
+
+def test_impossible_latencies_are_left_out_of_the_ring_and_counted() -> None:
+    ring = LatencyRing()
+    assert ring.extend(np.array([0.1, float("nan"), -1.0, float("inf")])) == 3
+    assert len(ring) == 1
+
+
+def test_unobserved_time_is_not_downtime() -> None:
+    uptime = Uptime()
+    for now, state in [(0.0, State.SERVING), (10.0, State.SERVING), (20.0, State.UNKNOWN), (500.0, State.SERVING)]:
+        uptime = observe(uptime, state, now)
+    assert uptime.ratio() == 1.0
+
+
+def test_time_spent_dead_is_downtime() -> None:
+    uptime = Uptime()
+    for now, state in [(0.0, State.SERVING), (10.0, State.SERVING), (20.0, State.HUNG)]:
+        uptime = observe(uptime, state, now)
+    assert uptime.ratio() == 0.5

@@ -1,0 +1,99 @@
+"""What a backend did between two samples of its counters and buckets. Pure; computed only when asked.
+
+A fleet of thousands has two windows a backend a tick, and most of what a window could say is never asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram, Quantile, bucket_quantile
+
+OUTCOME_SLOT: Mapping[str, str] = {outcome: f"{catalog.REQUESTS.name}{{{outcome}}}" for outcome in catalog.OUTCOMES}
+"""How an observation names the requests of one outcome."""
+_OK, _ERROR, _REJECTED = OUTCOME_SLOT["ok"], OUTCOME_SLOT["error"], OUTCOME_SLOT["rejected"]
+SIGNAL_HISTOGRAM: Mapping[str, str] = {
+    **{signal: metric.name for signal, metric in catalog.SIGNAL_HISTOGRAMS.items()},
+    "preprocess": catalog.PREPROCESS_TIME.name,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters and histograms of one backend at monotonic time ``at``, in seconds."""
+
+    at: float
+    counters: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The difference of two samples. Everything is None where it is not known, never 0."""
+
+    start: Sample | None = None
+    end: Sample | None = None
+    uptime_ratio: float | None = None
+    """Share of the observed part of the last hour in which the backend took work."""
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self.start is None or self.end is None else self.end.at - self.start.at
+
+    def increase(self, name: str) -> float | None:
+        """By how much a counter rose."""
+        if self.start is None or self.end is None:
+            return None
+        before, after = self.start.counters.get(name), self.end.counters.get(name)
+        return None if before is None or after is None else after - before
+
+    def rate(self, name: str) -> float | None:
+        """Increase per second."""
+        rise, seconds = self.increase(name), self.seconds
+        return None if rise is None or seconds <= 0 else rise / seconds
+
+    def histogram(self, name: str) -> Histogram | None:
+        """What was observed in the window; None where the two ends cannot be compared."""
+        if self.start is None or self.end is None:
+            return None
+        before, after = self.start.histograms.get(name), self.end.histograms.get(name)
+        return None if before is None or after is None else after.minus(before)
+
+    def quantile(self, signal: str, q: float) -> Quantile | None:
+        """Quantile ``q`` of ttft, itl, e2e or preprocess, in seconds."""
+        histogram = self.histogram(SIGNAL_HISTOGRAM[signal])
+        return None if histogram is None else bucket_quantile(histogram, q)
+
+    def mean_s(self, name: str) -> float | None:
+        """Mean of a histogram of the catalogue, in seconds."""
+        if self.start is None or self.end is None:
+            return None
+        before, after = self.start.histograms.get(name), self.end.histograms.get(name)
+        if before is None or after is None or after.count <= before.count:
+            return None
+        return (after.sum - before.sum) / (after.count - before.count)
+
+    @property
+    def requests(self) -> float | None:
+        """Finished requests. Aborted ones are the client's choice: neither good nor bad, and not counted."""
+        ok = self.increase(_OK)
+        return None if ok is None else ok + self._failed()
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Share of finished requests that failed or were refused; None without a finished request."""
+        ok = self.increase(_OK)
+        if ok is None:
+            return None
+        failed = self._failed()
+        return failed / (ok + failed) if ok + failed > 0 else None
+
+    def _failed(self) -> float:
+        return (self.increase(_ERROR) or 0.0) + (self.increase(_REJECTED) or 0.0)
+
+    @property
+    def kv_miss_ratio(self) -> float | None:
+        queries, hits = self.increase(catalog.KV_QUERIES.name), self.increase(catalog.KV_HITS.name)
+        return None if not queries or hits is None else min(1.0, max(0.0, 1.0 - hits / queries))
