@@ -328,3 +328,12 @@ async def test_release_leaves_alone_what_someone_else_set_since(db: Path) -> Non
     world.gateway.values["b"][Knob.WEIGHT] = 0.9
     await world.loop.release("by hand")
     assert world.weight("b") == 0.9
+
+
+async def test_a_weight_lowered_by_a_foreign_hand_counts_against_the_cap(db: Path) -> None:
+    world = World(db)
+    world.gateway.values["a"][Knob.WEIGHT] = 0.2
+    world.sick["b"].state = State.HUNG
+    await world.run(5)
+    assert world.admission("b") == SERVE
+    assert world.verdicts("b") == ["refused"]

@@ -60,7 +60,7 @@ class FakeGateway:
     async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
         if self.fails is not None:
             raise ActuatorError(self.fails, self.name, "*", "told to fail")
-        return {s: ServerState(dict(self.values[s]), self.in_service[s]) for s in servers if s in self.values}
+        return {s: ServerState(dict(self.values[s]), self.in_service[s], normal_weight=1.0) for s in servers if s in self.values}
 
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
         if self.fails is not None:

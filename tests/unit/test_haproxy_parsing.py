@@ -45,7 +45,7 @@ def test_a_real_answer_is_read(server: str) -> None:
     values = {Knob.ADMISSION: admission} | ({} if weight is None else {Knob.WEIGHT: weight})
 
     assert set(rows) == set(SEEN)
-    assert rows[server].state(sessions[server]) == ServerState(values, in_service, sessions=0)
+    assert rows[server].state(sessions[server]) == ServerState(values, in_service, sessions=0, normal_weight=1.0)
 
 
 def test_columns_are_found_by_name_and_not_by_place() -> None:

@@ -7,7 +7,7 @@ first, and each allowed one counts against the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import floor
 
@@ -109,25 +109,33 @@ def acted_on_by(lease: Lease) -> bool:
     return lease.knob is Knob.WEIGHT and float(lease.written) < ACTED_ON_SHARE * float(lease.prior)
 
 
-def _out_of_service(server: ServerState) -> bool:
+def _gets_nothing(server: ServerState) -> bool:
     return not server.in_service or server.values.get(Knob.ADMISSION) == DRAIN or server.values.get(Knob.WEIGHT) == 0
+
+
+def _gets_little(server: ServerState) -> bool:
+    """Nothing, or less than half of the normal share, whoever wanted that."""
+    weight = server.values.get(Knob.WEIGHT)
+    lowered = weight is not None and server.normal_weight is not None and float(weight) < ACTED_ON_SHARE * server.normal_weight
+    return lowered or _gets_nothing(server)
 
 
 def _acted_on(context: GuardContext) -> set[str]:
     ours = {lease.backend for lease in context.leases if acted_on_by(lease)}
-    return ours | _out_by_gateway(context)
+    return ours | _by_gateway(context, _gets_little)
 
 
 def _drained(context: GuardContext) -> set[str]:
     ours = {lease.backend for lease in context.leases if is_drain(lease.knob, lease.written)}
-    return ours | _out_by_gateway(context)
+    return ours | _by_gateway(context, _gets_nothing)
 
 
-def _out_by_gateway(context: GuardContext) -> set[str]:
+def _by_gateway(context: GuardContext, out: Callable[[ServerState], bool]) -> set[str]:
+    """Backends that some gateway reports so."""
     return {
         backend.name
         for backend in context.snapshot.backends
-        if any(t in context.servers and _out_of_service(context.servers[t]) for t in backend.targets)
+        if any(t in context.servers and out(context.servers[t]) for t in backend.targets)
     }
 
 

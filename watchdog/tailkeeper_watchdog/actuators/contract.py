@@ -61,12 +61,15 @@ class ServerState:
     maintenance): such a removal counts against the cap. ``sessions`` is the number of requests in flight, if told.
     A knob that is absent from ``values`` is not known. ``doubt`` is a sentence for people, empty where all is well: part
     of this could not be read, or replicas disagree, so it is not in force everywhere and never counts as confirmed.
+    ``normal_weight`` is the weight that the gateway's own configuration gives, on the scale of ``values``; None where the
+    gateway does not tell it.
     """
 
     values: Mapping[Knob, KnobValue]
     in_service: bool = True
     sessions: int | None = None
     doubt: str = ""
+    normal_weight: float | None = None
 
 
 class Actuator(Protocol):

@@ -86,7 +86,7 @@ class ServerRow:
         values: dict[Knob, KnobValue] = {Knob.ADMISSION: DRAIN if self.drained else SERVE}
         if self.initial_units > 0:
             values[Knob.WEIGHT] = self.units / self.initial_units
-        return ServerState(values, self.in_service, sessions)
+        return ServerState(values, self.in_service, sessions, normal_weight=1.0)
 
 
 def is_server_name(server: str) -> bool:

@@ -129,7 +129,8 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
             doubts.append(f"{knob.value} differs: " + ", ".join(f"{replica} {value}" for replica, value in said.items()))
     sessions = [state.sessions for state in states.values()]
     total = None if len(states) < len(answers) else _sum(sessions)
-    return ServerState(values, all(state.in_service for state in states.values()), total, "; ".join(doubts))
+    normal = max((s.normal_weight for s in states.values() if s.normal_weight is not None), default=None)
+    return ServerState(values, all(state.in_service for state in states.values()), total, "; ".join(doubts), normal)
 
 
 def _silence(replica: str, answer: ActuatorError | None) -> str:
