@@ -1,0 +1,49 @@
+# Every target bootstraps its own environment; only Python >= 3.11 need be there.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit check generate compose-check bench clean
+
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "setting up $(VENV) with $(PYTHON) (once, about a minute) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY) ## A simulated fleet, a fault, and Tailkeeper at work; console on http://127.0.0.1:8088.
+	@$(BIN)/tailkeeper demo $(ARGS)
+
+test: $(READY) ## All tests; those that need a real program are skipped where it is missing.
+	@$(BIN)/python -m pytest $(ARGS)
+
+unit: $(READY) ## The fast tests alone: no real programs, under a minute.
+	@$(BIN)/python -m pytest tests/unit tests/property tests/scenario $(ARGS)
+
+check: $(READY) ## Lint, types, layers, and whether generated files are as committed.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/tailkeeper generate --check
+
+generate: $(READY) ## Write dashboards, rules, Alertmanager configuration and metric docs.
+	@$(BIN)/tailkeeper generate
+
+compose-check: ## Bring up docker-compose.yml, break a backend, see the alert and the weight, take it down.
+	@bash tools/compose-check.sh
+
+bench: $(READY) ## The project's own benchmarks, as JSON.
+	@$(BIN)/tailkeeper bench exporter
+	@$(BIN)/tailkeeper bench tick --backends 1000
+	@$(BIN)/tailkeeper bench loop
+
+clean: ## Remove the environment and caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,281 @@
+"""The one console command. Parses, loads the configuration, and hands over; heavy parts are imported when used.
+
+Exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from tailkeeper import __version__
+from tailkeeper.config import Config, ConfigError, effective, load
+from tailkeeper.logs import LogFormat, set_up
+from tailkeeper_exporter.settings import check_address, is_loopback
+
+app = typer.Typer(
+    name="tailkeeper",
+    help="Keeps the tail latency of self-hosted LLM inference inside its SLA.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+USAGE = 2
+FAILED = 1
+
+ConfigFile = Annotated[Path, typer.Option("-c", "--config", help="The configuration file (YAML).")]
+Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Instead of the configured address.")]
+Format = Annotated[LogFormat | None, typer.Option("--log-format", help="Default: text on a terminal, else json.")]
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True)] = False,
+    log_format: Format = None,
+) -> None:
+    """Options for every command."""
+    if version:
+        typer.echo(f"tailkeeper {__version__}")
+        raise typer.Exit
+    set_up(log_format)
+
+
+def fail(code: int, *lines: str) -> NoReturn:
+    """Say what was wrong on stderr and end."""
+    for line in lines:
+        typer.echo(f"tailkeeper: {line}", err=True)
+    raise typer.Exit(code)
+
+
+def _load(path: Path) -> Config:
+    try:
+        return load(path)
+    except ConfigError as error:
+        fail(USAGE, *(f"{path}: {problem}" for problem in error.problems))
+
+
+def _address(listen: str | None, default: str) -> str:
+    try:
+        return check_address(listen) if listen else default
+    except ValueError as error:
+        fail(USAGE, f"--listen: {error} (given: {listen!r})")
+
+
+def _run(work: Any) -> None:
+    """Run a service to its end; what stops it is one line, not a traceback."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except OSError as error:
+        fail(FAILED, f"{error.strerror or error}")
+
+
+def _need(extra: str, error: ImportError) -> NoReturn:
+    fail(FAILED, f"this command needs more than is installed ({error.name}): pip install 'tailkeeper[{extra}]'")
+
+
+def _watchdog(config: Config) -> Any:
+    try:
+        from tailkeeper_watchdog.app import Watchdog
+        from tailkeeper_watchdog.ledger import LedgerError
+    except ImportError as error:
+        _need("watchdog", error)
+    try:
+        return Watchdog(config.for_watchdog())
+    except LedgerError as error:
+        fail(FAILED, f"watchdog.state: {error}")
+
+
+@app.command()
+def exporter(
+    config: ConfigFile,
+    backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this backend; may be repeated.")] = None,
+    listen: Listen = None,
+    log_format: Format = None,
+) -> None:
+    """Run the exporter for some or all backends of the file."""
+    from tailkeeper_exporter.app import serve
+
+    set_up(log_format)
+    loaded = _load(config)
+    known = {b.name: b for b in loaded.backends}
+    for name in backend or ():
+        if name not in known:
+            fail(USAGE, f"--backend: no backend {name!r} in {config}; known: {', '.join(known) or 'none'}")
+    chosen = tuple(known[name] for name in dict.fromkeys(backend)) if backend else loaded.backends
+    address = _address(listen, loaded.exporter.listen)
+    _run(serve(chosen, loaded.exporter.model_copy(update={"listen": address})))
+
+
+@app.command()
+def watchdog(config: ConfigFile, listen: Listen = None, log_format: Format = None) -> None:
+    """Run the watchdog."""
+    set_up(log_format)
+    loaded = _load(config)
+    address = _address(listen, loaded.watchdog.listen)
+    if not is_loopback(address) and loaded.watchdog.token_file is None:
+        fail(USAGE, f"--listen: {address} is not loopback; set watchdog.token_file, or listen on 127.0.0.1")
+    _run(_watchdog(loaded).run(address))
+
+
+@app.command()
+def up(config: ConfigFile, log_format: Format = None) -> None:
+    """Run exporter and watchdog together, in direct mode: no Prometheus is needed."""
+    from tailkeeper.together import run_together
+
+    set_up(log_format)
+    loaded = _load(config)
+    _run(run_together(loaded, _watchdog))
+
+
+@app.command("check-config")
+def check_config(config: ConfigFile) -> None:
+    """Validate the file and print what each policy can do at each backend."""
+    from tailkeeper.support import support_table
+
+    loaded = _load(config)
+    typer.echo(support_table(loaded))
+    typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")
+
+
+@app.command("config")
+def show_config(config: ConfigFile) -> None:
+    """Print the configuration in force, with its defaults and without secrets."""
+    typer.echo(effective(_load(config)), nl=False)
+
+
+@app.command()
+def generate(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail where a file differs.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write under this folder.")] = None,
+) -> None:
+    """Write dashboards, rules, the Alertmanager configuration and the metric documentation."""
+    try:
+        from tailkeeper.generate import differences, documents, write
+    except ImportError as error:
+        _need("dashboards", error)
+    base = out or Path.cwd()
+    rendered = documents()
+    if check:
+        wrong = differences(rendered, base)
+        if wrong:
+            fail(FAILED, *wrong, "run `tailkeeper generate` and commit what it wrote")
+        typer.echo(f"{len(rendered)} generated files are as they should be")
+        return
+    write(rendered, base)
+    typer.echo(f"{len(rendered)} files written under {base}")
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Option("--url", help="The watchdog.")] = "http://127.0.0.1:8088",
+    as_json: Annotated[bool, typer.Option("--json", help="The fleet document as it is.")] = False,
+) -> None:
+    """The fleet at a glance, and why nothing happened where nothing happened."""
+    from tailkeeper.status import fetch_fleet, fleet_table
+
+    try:
+        fleet = fetch_fleet(url)
+    except (OSError, ValueError) as error:
+        fail(FAILED, f"{url}: {error}")
+    typer.echo(json.dumps(fleet, indent=2) if as_json else fleet_table(fleet))
+
+
+@app.command("release-all")
+def release_all(config: ConfigFile) -> None:
+    """Undo every change that this watchdog made at any gateway, and nothing else."""
+    from tailkeeper.release import release_everything
+
+    loaded = _load(config)
+    lines, failed = release_everything(loaded)
+    for line in lines:
+        typer.echo(line)
+    if failed:
+        fail(FAILED, f"{failed} could not be given back; see above, and run this again")
+
+
+@app.command()
+def demo(
+    duration: Annotated[float | None, typer.Option(min=30, max=86_400, help="Seconds; default: until Ctrl-C.")] = None,
+    fault: Annotated[str, typer.Option(help="The fault to inject.")] = "hang",
+    mix: Annotated[str, typer.Option(help="Kind of load.")] = "online",
+    port: Annotated[int, typer.Option(min=1024, max=65_535, help="Where the console listens.")] = 8088,
+    no_color: Annotated[bool, typer.Option("--no-color")] = False,
+) -> None:
+    """A simulated fleet, a gateway, load, a fault, and Tailkeeper at work. Exit 0 when the story ended well."""
+    try:
+        from tailkeeper_demo.story import DemoError, run_demo
+    except ImportError as error:
+        _need("demo", error)
+    set_up(LogFormat.JSON)
+    try:
+        from tailkeeper_alerts.render import RULES_PATH, render
+
+        color = not no_color and sys.stdout.isatty()
+        rules = {Path(RULES_PATH).name: render()[RULES_PATH]}
+        well = run_demo(duration, fault, mix, port, color=color, rules=rules)
+    except DemoError as error:
+        fail(error.code, str(error))
+    raise typer.Exit(0 if well else FAILED)
+
+
+bench = typer.Typer(help="The project's own benchmarks, figures as JSON.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="JSON is always printed; accepted for scripts.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+
+
+@bench.command("tick")
+def bench_tick(
+    backends: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
+    ticks: Annotated[int, typer.Option(min=3, max=10_000)] = 20,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Whole ticks over a synthetic fleet."""
+    try:
+        from tailkeeper.bench import tick_bench
+    except ImportError as error:
+        _need("watchdog", error)
+    typer.echo(json.dumps(tick_bench(backends, ticks, seed)))
+
+
+@bench.command("exporter")
+def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[float, typer.Option(min=2, max=600)] = 10) -> None:
+    """Parsing against prometheus_client in one run, and CPU per backend at one read a second."""
+    from tailkeeper.bench import exporter_bench
+
+    typer.echo(json.dumps(exporter_bench(seconds)))
+
+
+@bench.command("loop")
+def bench_loop(
+    trials: Annotated[int, typer.Option(min=1, max=1_000)] = 20,
+    tick_s: Annotated[float, typer.Option(min=0.1, max=10)] = 0.5,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """From the first exporter page that reports the state to the changed weight read at the gateway."""
+    try:
+        from tailkeeper.bench import loop_bench
+    except ImportError as error:
+        _need("watchdog", error)
+    typer.echo(json.dumps(loop_bench(trials, tick_s, seed)))
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""One configuration file for all parts: read, merged with its defaults, validated, and explained where it is wrong.
+
+Every complaint names the key's path, the value, and what is allowed. Nothing is started from a file that is not right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from tailkeeper_exporter.settings import Auth, ExporterSettings, Settings
+from tailkeeper_watchdog.settings import (
+    STALE_INTERVALS,
+    Configuration,
+    Gateway,
+    GuardsSettings,
+    HscoreSettings,
+    PoliciesSettings,
+    SloSettings,
+    WatchdogSettings,
+    WatchedBackend,
+)
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+"""A configuration of 10,000 backends has about 3 MB."""
+MAX_BACKENDS = 10_000
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. ``problems`` are sentences, each with the path of its key."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Config(Settings):
+    """The whole file."""
+
+    slo: SloSettings = SloSettings()
+    backends: Annotated[tuple[WatchedBackend, ...], Field(max_length=MAX_BACKENDS)] = ()
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    discovery: tuple[dict[str, Any], ...] = ()
+    gateways: tuple[Gateway, ...] = ()
+    exporter: ExporterSettings = ExporterSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
+    hscore: HscoreSettings = HscoreSettings()
+    policies: PoliciesSettings = PoliciesSettings()
+    guards: GuardsSettings = GuardsSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        problems = [*_duplicates(self), *_unknown_gateways(self), *_stale_limit(self)]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def for_watchdog(self) -> Configuration:
+        interval = self.exporter.scrape_interval_s
+        return Configuration(
+            backends=self.backends,
+            gateways=self.gateways,
+            watchdog=self.watchdog,
+            slo=self.slo,
+            hscore=self.hscore,
+            policies=self.policies,
+            guards=self.guards,
+            read_interval_s=self.watchdog.read_interval_s(interval),
+            stale_after_s=self.watchdog.stale_limit_s(interval),
+        )
+
+
+def _duplicates(config: Config) -> Iterator[str]:
+    for section, names in (("backends", [b.name for b in config.backends]), ("gateways", [g.name for g in config.gateways])):
+        for name in sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else ():
+            yield f"{section}: the name {name!r} is there more than once; names are label values and must differ"
+
+
+def _unknown_gateways(config: Config) -> Iterator[str]:
+    known = {g.name for g in config.gateways}
+    for index, backend in enumerate(config.backends):
+        for ref in backend.gateway:
+            if ref.name not in known:
+                allowed = ", ".join(sorted(known)) or "none is configured"
+                yield f"backends.{index}.gateway.name: {ref.name!r} is no gateway of this file; known: {allowed}"
+
+
+def _stale_limit(config: Config) -> Iterator[str]:
+    given = config.watchdog.stale_after_s
+    interval = config.watchdog.read_interval_s(config.exporter.scrape_interval_s)
+    least = STALE_INTERVALS * interval
+    if given is not None and given < least:
+        yield (
+            f"watchdog.stale_after_s: {given:g} is refused; at least {least:g} ({STALE_INTERVALS} × the {interval:g} s "
+            "between reads), or leave it out"
+        )
+
+
+NOT_YET: tuple[tuple[str, Callable[[Config], bool]], ...] = (
+    ("discovery: finding backends is not in this version; list them under backends", lambda c: bool(c.discovery)),
+    ("slo.tiers: tiers are not in this version; leave the list empty", lambda c: bool(c.slo.tiers)),
+    ("backends.N.tap: the tap is not in this version; leave it out", lambda c: any(b.tap for b in c.backends)),
+    ("exporter.gpu.source: dcgm is not in this version; use auto, nvml, file or none", lambda c: c.exporter.gpu.source == "dcgm"),
+    (
+        "exporter.otlp.endpoint: sending spans is not in this version; leave it out",
+        lambda c: c.exporter.otlp.endpoint is not None,
+    ),
+    ("watchdog.otlp.endpoint: sending logs is not in this version; leave it out", lambda c: c.watchdog.otlp.endpoint is not None),
+    ("watchdog.baselines: saved baselines are not in this version; leave it out", lambda c: c.watchdog.baselines is not None),
+    (
+        "gateways.N.replicas of a webhook is not in this version; name each replica as a gateway of its own",
+        lambda c: any(g.kind == "webhook" and g.replicas for g in c.gateways),
+    ),
+)
+"""What the contract names and this version cannot do: refused, because a setting without effect would be a lie."""
+
+
+def load(path: Path) -> Config:
+    """Read and validate ``path``. Raises ConfigError."""
+    config = parse(_read(path))
+    problems = [text for text, used in NOT_YET if used(config)]
+    problems += [f"{where}: {why}" for where, file in _files(config) if (why := _unreadable(file)) is not None]
+    folder = config.watchdog.state.resolve().parent
+    if not folder.is_dir():
+        problems.append(f"watchdog.state: the folder {folder} does not exist; create it, or name another state file")
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes; is this the right file?"])
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError([f"{path}: not valid YAML: {error}"]) from error
+
+
+def parse(document: Any) -> Config:
+    """Validate a document. Raises ConfigError with one sentence for each wrong key."""
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigError([f"the file must hold keys and values, not {type(document).__name__}; see docs/configuration.md"])
+    try:
+        return Config.model_validate(_with_defaults(document))
+    except ValidationError as error:
+        raise ConfigError([line for detail in error.errors() for line in _explain(detail)]) from error
+
+
+def _with_defaults(document: dict[str, Any]) -> dict[str, Any]:
+    """``defaults`` laid under each backend; a backend's own key wins, nested mappings are merged."""
+    defaults, backends = document.get("defaults"), document.get("backends")
+    if not isinstance(defaults, dict) or not isinstance(backends, list):
+        return document
+    merged = [_merged(defaults, b) if isinstance(b, dict) else b for b in backends]
+    return {**document, "backends": merged}
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _explain(detail: Any) -> Iterator[str]:
+    """One pydantic error as a sentence: path, what is allowed, value."""
+    path = ".".join(
+        str(part) for part in detail["loc"] if part not in ("haproxy", "webhook", "exporter") or part == detail["loc"][0]
+    )
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        yield f"{path}: unknown key; {_allowed(detail['loc'])}"
+    elif not path:
+        yield from message.split("\n")
+    else:
+        given = "" if detail["type"] == "missing" else f" (given: {_short(detail['input'])})"
+        yield f"{path}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _allowed(location: tuple[Any, ...]) -> str:
+    """The keys that are allowed beside an unknown one."""
+    model: Any = Config
+    for part in location[:-1]:
+        model = _inner(model, part)
+        if model is None:
+            return "see docs/configuration.md for what is allowed here"
+    fields = getattr(model, "model_fields", None)
+    return f"allowed here: {', '.join(fields)}" if fields else "nothing is allowed here"
+
+
+def _inner(model: Any, part: Any) -> Any:
+    """The settings model behind one step of a path, or None where it cannot be told."""
+    candidates = _models(model.model_fields[part].annotation) if part in getattr(model, "model_fields", {}) else None
+    if candidates is None:
+        return model if isinstance(part, int) else _by_kind(model, part)
+    return candidates[0] if len(candidates) == 1 else candidates
+
+
+def _by_kind(models: Any, kind: Any) -> Any:
+    options = models if isinstance(models, list) else []
+    return next((m for m in options if kind in str(m.model_fields["kind"].annotation)), None)
+
+
+def _models(annotation: Any) -> list[Any]:
+    """All settings models inside an annotation, however it is wrapped."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    found: list[Any] = []
+    for argument in getattr(annotation, "__args__", ()):
+        found.extend(_models(argument))
+    return found
+
+
+def _files(config: Config) -> Iterator[tuple[str, Path]]:
+    """Every file that the configuration names and that must be there, with the path of its key."""
+    for index, backend in enumerate(config.backends):
+        if backend.api_key_file:
+            yield f"backends.{index}.api_key_file", backend.api_key_file
+        yield from _auth_files(f"backends.{index}.auth", backend.auth)
+    for index, gateway in enumerate(config.gateways):
+        yield from _auth_files(f"gateways.{index}.auth", getattr(gateway, "auth", Auth()))
+    if config.exporter.gpu.source == "file" and config.exporter.gpu.file:
+        yield "exporter.gpu.file", config.exporter.gpu.file
+    if config.watchdog.token_file:
+        yield "watchdog.token_file", config.watchdog.token_file
+    yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)
+    yield from _auth_files("watchdog.source.auth", getattr(config.watchdog.source, "auth", Auth()))
+
+
+def _auth_files(prefix: str, auth: Auth) -> Iterator[tuple[str, Path]]:
+    for name in type(auth).model_fields:
+        file = getattr(auth, name)
+        if file is not None:
+            yield f"{prefix}.{name}", file
+
+
+def _unreadable(file: Path) -> str | None:
+    try:
+        with file.open("rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    return None
+
+
+def effective(config: Config) -> str:
+    """The configuration in force as YAML. Secrets stand only in files, so paths are all there is to show."""
+    document = config.model_dump(mode="json", exclude={"defaults"})
+    for gateway in document["gateways"]:
+        if "url" in gateway:
+            gateway["url"] = _without_userinfo(gateway["url"])
+    for backend in document["backends"]:
+        if backend["kv_service"]:
+            backend["kv_service"] = _without_userinfo(backend["kv_service"])
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def _without_userinfo(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if "@" in host:
+        host = "REDACTED@" + host.rpartition("@")[2]
+    return f"{scheme}{separator}{host}{slash}{path}"

@@ -1,0 +1,139 @@
+"""The configuration: a wrong key ends with exit 2, its path, its value, and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tailkeeper.cli import app
+from tailkeeper.config import ConfigError, effective, load, parse
+
+GOOD: dict[str, Any] = {
+    "backends": [{"name": "a", "engine": "vllm", "url": "http://127.0.0.1:8000", "gateway": {"name": "edge", "server": "llm/a"}}],
+    "gateways": [{"name": "edge", "kind": "haproxy", "socket": "/run/haproxy.sock"}],
+}
+
+
+def with_backend(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, "backends": [{**GOOD["backends"][0], **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"bakends": []}, ["bakends: unknown key", "backends"]),
+        (with_backend(engin="vllm"), ["backends.0.engin: unknown key", "engine"]),
+        (with_backend(engine="vlm"), ["backends.0.engine", "'vlm'", "vllm"]),
+        (with_backend(url="127.0.0.1:8000"), ["backends.0.url", "http://"]),
+        (with_backend(name=123), ["backends.0.name", "quoted string"]),
+        (with_backend(probe={"interval_s": -1}), ["backends.0.probe.interval_s", "greater than 0", "-1"]),
+        (with_backend(probe={"interval": 1}), ["backends.0.probe.interval: unknown key", "interval_s"]),
+        (with_backend(gateway={"name": "egde", "server": "llm/a"}), ["backends.0.gateway.name", "'egde'", "edge"]),
+        ({**GOOD, "gateways": [{"name": "edge", "kind": "haproxi", "socket": "x"}]}, ["gateways.0", "haproxi", "haproxy"]),
+        ({**GOOD, "backends": GOOD["backends"] * 2}, ["backends", "'a'", "more than once"]),
+        ({"watchdog": {"stale_after_s": 0.2}}, ["watchdog.stale_after_s", "0.2", "at least 3"]),
+        ({"watchdog": {"listen": "0.0.0.0:8088"}}, ["watchdog", "not loopback", "token_file"]),
+        ({"hscore": {"weights": {"latency": 0.9}}}, ["hscore.weights", "sum to"]),
+        ({"policies": {"gpu_health_gate": {"mode": "on"}}}, ["policies.gpu_health_gate.mode", "observe", "enforce", "'on'"]),
+        ({"policies": {"gpu_health_gate": {"params": {"floor": 1}}}}, ["policies.gpu_health_gate.params.floor", "floor_weight"]),
+        ({"policies": {"memory_breaker": {"mode": "enforce"}}}, ["policies.memory_breaker", "not in this version"]),
+        ({"guards": {"max_fraction": 3}}, ["guards.max_fraction", "3"]),
+        ({"exporter": {"gpu": {"source": "file"}}}, ["exporter.gpu", "`file`"]),
+        ([1, 2], ["keys and values"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and value and isinstance(value[0], str) else "",
+)
+def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document: Any, said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(document)
+    for words in said:
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"discovery": [{"kind": "dns"}]},
+        with_backend(tap={"listen": "127.0.0.1:9500"}),
+        {"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}},
+        {"exporter": {"gpu": {"source": "dcgm", "url": "http://127.0.0.1:1"}}},
+        {"watchdog": {"baselines": "b.json"}},
+        {"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}},
+    ],
+)
+def test_what_this_version_cannot_do_is_refused_and_not_ignored(tmp_path: Path, document: Any) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match="not in this version"):
+        load(file)
+
+
+def test_a_backends_own_key_wins_over_the_defaults_and_nested_keys_are_merged() -> None:
+    config = parse({**with_backend(probe={"interval_s": 3}), "defaults": {"model": "m", "probe": {"health_timeout_s": 1}}})
+    backend = config.backends[0]
+    assert (backend.model, backend.probe.interval_s, backend.probe.health_timeout_s) == ("m", 3, 1)
+
+
+def test_an_empty_file_is_a_valid_configuration_with_every_default(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("")
+    config = load(file)
+    assert config.for_watchdog().stale_after_s == 3.0
+
+
+@pytest.mark.parametrize(("interval", "stale"), [(1, 3.0), (5, 15.0)])
+def test_evidence_is_stale_after_three_reads_of_the_exporter(interval: float, stale: float) -> None:
+    assert parse({"exporter": {"scrape_interval_s": interval}}).for_watchdog().stale_after_s == stale
+
+
+def test_a_missing_file_named_in_the_configuration_ends_with_exit_2(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump({"watchdog": {"token_file": str(tmp_path / "nowhere")}}))
+    result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
+    assert result.exit_code == 2
+    assert "watchdog.token_file" in result.output
+    assert "nowhere" in result.output
+
+
+def test_check_config_prints_what_each_policy_can_do_where(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, "policies": {"gpu_health_gate": {"mode": "enforce"}}}))
+    result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "gpu_health_gate" in result.output
+    assert "enforced" in result.output
+    assert "not in this version" in result.output
+
+
+def test_the_effective_configuration_shows_no_secret() -> None:
+    config = parse(with_backend(kv_service="redis://user:hunter2@127.0.0.1:6379"))
+    assert "hunter2" not in effective(config)
+
+
+def test_the_effective_configuration_is_itself_a_valid_one() -> None:
+    config = parse(GOOD)
+    assert parse(yaml.safe_load(effective(config))).model_dump(exclude={"defaults"}) == config.model_dump(exclude={"defaults"})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+sections = st.sampled_from(["backends", "gateways", "exporter", "watchdog", "policies", "guards", "hscore", "slo", "defaults"])
+
+
+@given(st.dictionaries(sections, json_values, max_size=3))
+def test_no_document_does_anything_but_parse_or_explain_itself(document: dict[str, Any]) -> None:
+    problems = []
+    try:
+        parse(document)
+    except ConfigError as error:
+        problems = error.problems
+    assert all(problem.strip() for problem in problems)

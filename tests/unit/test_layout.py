@@ -1,0 +1,52 @@
+"""The layout that people rely on to find things: asserted, so that it cannot rot."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import tailkeeper_alerts.groups
+import tailkeeper_dashboards.boards
+import tailkeeper_exporter.engines
+import tailkeeper_watchdog.actuators
+import tailkeeper_watchdog.detectors
+import tailkeeper_watchdog.policies
+from tailkeeper_exporter.catalog import CATALOG
+from tailkeeper_exporter.engines import ENGINES
+from tailkeeper_watchdog.actuators import ACTUATORS
+from tailkeeper_watchdog.detectors import DETECTORS
+from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
+from tailkeeper_watchdog.policies import POLICIES
+
+ROOT = Path(__file__).parents[2]
+SHARED_PARTS = {"base", "contract", "calls", "http_auth", "replicas"}
+
+
+@pytest.mark.parametrize("folder", ["exporter", "watchdog", "dashboards", "alerts", "demo"])
+def test_the_given_folders_hold_prefixed_packages_and_are_none_themselves(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+    assert (ROOT / folder / f"tailkeeper_{folder}" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "listed"),
+    [
+        (tailkeeper_exporter.engines, {e.name for e in ENGINES}),
+        (tailkeeper_watchdog.policies, {p.name for p in POLICIES}),
+        (tailkeeper_watchdog.detectors, {d.name for d in DETECTORS}),
+        (tailkeeper_watchdog.actuators, set(ACTUATORS)),
+        (tailkeeper_dashboards.boards, {b.__module__.rpartition(".")[2] for b in tailkeeper_dashboards.boards.BOARDS}),
+        (tailkeeper_alerts.groups, {g.__module__.rpartition(".")[2] for g in tailkeeper_alerts.groups.GROUPS}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_every_module_of_a_kind_is_in_its_registry(package: object, listed: set[str]) -> None:
+    modules = {m.name for m in pkgutil.iter_modules(package.__path__)} - SHARED_PARTS  # type: ignore[attr-defined]
+    assert modules == listed
+
+
+def test_metric_names_are_unique_over_both_catalogues() -> None:
+    names = [m.name for m in (*CATALOG, *WATCHDOG_CATALOG)]
+    assert len(names) == len(set(names))
