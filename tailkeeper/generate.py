@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import unified_diff
 from pathlib import Path
 
-from tailkeeper import metric_docs
+from tailkeeper import metric_docs, policy_docs
 from tailkeeper_alerts.render import render as render_alerts
 from tailkeeper_dashboards.render import render as render_dashboards
 
@@ -14,7 +14,7 @@ MAX_DIFF_LINES = 12
 
 def documents() -> dict[str, str]:
     """Path below the repository → content. The same bytes on each run."""
-    return {**render_dashboards(), **render_alerts(), **metric_docs.render()}
+    return {**render_dashboards(), **render_alerts(), **metric_docs.render(), **policy_docs.render()}
 
 
 def write(rendered: dict[str, str], base: Path) -> None:

@@ -8,7 +8,7 @@
 * Breaker: 5 failures in a row, or most requests failing while the peers' do not, opens it; after 30 s a trial at the
   floor weight; closed again below 5 % errors.
 
-Heat and throttling are named as causes and change nothing by themselves. Figures: product description 3.4 and 4.5.
+Heat and throttling are named as causes and change nothing by themselves.
 """
 
 from __future__ import annotations
