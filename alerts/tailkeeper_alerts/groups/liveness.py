@@ -1,0 +1,163 @@
+"""Who answers and who can be seen: BackendHung, TelemetryLost, WatchdogDown. Blind is not dead, and dead is not busy."""
+
+from __future__ import annotations
+
+from tailkeeper_alerts.model import (
+    BACKEND_TEMPLATE,
+    PERCENT_TEMPLATE,
+    Alert,
+    Case,
+    Expected,
+    Group,
+    Input,
+    Recording,
+    RuleSettings,
+    Severity,
+)
+from tailkeeper_alerts.promql import by, count, eq, quoted, series
+from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, BACKEND_UP, STATE
+from tailkeeper_watchdog.metrics import OBSERVATION_AGE, TICK_DURATION
+
+LOST = "tailkeeper:telemetry_lost:backends"
+HOSTILE_NAMES = ("no", "1e3", "a: b", "{{ $labels.x }}", 'say "hi"', "back\\slash", "0123", "ünïcode|*")
+"""Names that broke other people's generators (field report D5); every one must come through rules and templates whole."""
+
+
+def group(settings: RuleSettings) -> Group:
+    lost, blind = _telemetry_lost(), _fleet_blind()
+    hung, watchdog = _hung(), _watchdog_down()
+    rules = (hung, Recording(LOST, _lost_expr(settings)), lost, blind, watchdog)
+    return Group("tailkeeper-liveness", rules, (*_hung_cases(hung), *_lost_cases(lost, blind), *_watchdog_cases(watchdog)))
+
+
+def _hung() -> Alert:
+    return Alert(
+        name="BackendHung",
+        expr=f"{by('max', (BACKEND,), series(BACKEND_STATE, eq(STATE, 'hung')))} == 1",
+        severity=Severity.PAGE,
+        # The exporter needs 10 s without progress and an unanswered probe before it says hung; waiting on top of that
+        # helps nobody. It outlives HealthDegraded, which it silences; else the score, which needs a moment to recover,
+        # would be reported as a second incident just when the first is over.
+        keep_firing_for_s=120,
+        strategy="gpu_health_gate",
+        summary=f"{BACKEND_TEMPLATE} is hung: it has work, makes no progress and does not answer our own probe",
+        impact=f"Users whose requests are on {BACKEND_TEMPLATE} wait for an answer that does not come.",
+        causes="A stuck GPU kernel, a deadlocked scheduler, or an engine waiting for another rank.",
+        actions="Check that the watchdog drained it, then restart the engine; its requests are lost either way.",
+    )
+
+
+def _lost_expr(settings: RuleSettings) -> str:
+    """Backends that nobody can see: unknown to their exporter, gone with it, or too old for the watchdog.
+
+    ``up`` is Prometheus' own. A backend that left the configuration is not lost, so its exporter must be down; one that
+    moved to another exporter is not lost, so nobody else may publish it.
+    """
+    unknown = f"{series(BACKEND_STATE, eq(STATE, 'unknown'))} == 1"
+    gone = f"present_over_time({series(BACKEND_UP)}[1h]) and on (job, instance) up == 0"
+    return (
+        f"{by('max', (BACKEND,), unknown)}\n"
+        f"or on (backend) {by('max', (BACKEND,), f'{series(OBSERVATION_AGE)} > {settings.stale_after_s:g}')} > bool 0\n"
+        f"or on (backend) ({by('max', (BACKEND,), gone)} unless on (backend) {series(BACKEND_UP)})"
+    )
+
+
+def _telemetry_lost() -> Alert:
+    return Alert(
+        name="TelemetryLost",
+        expr=f"{LOST} == 1",
+        severity=Severity.TICKET,
+        for_s=60,
+        summary=f"{BACKEND_TEMPLATE} cannot be seen any more",
+        impact=f"Users of {BACKEND_TEMPLATE} may be well or not: nobody knows, and the watchdog leaves it as it is.",
+        causes="The exporter is down or cut off, or the engine's metrics page is slow, gone or unreadable.",
+        actions="Open the exporter's /healthz and the backend's metrics page; findings about it stay open meanwhile.",
+    )
+
+
+def _fleet_blind() -> Alert:
+    known = by("count", (BACKEND,), f"{series(BACKEND_UP)} or {LOST}")
+    return Alert(
+        name="TelemetryLost",
+        expr=f"count({LOST} == 1) / count({known}) > 0.5",
+        severity=Severity.PAGE,
+        for_s=60,
+        per_backend=False,
+        summary=f"More than half of the fleet ({PERCENT_TEMPLATE}) cannot be seen",
+        impact="Users may be hurt without anybody noticing: the watchdog takes nobody out while it is this blind.",
+        causes="One cause for all: an exporter, the network between, or Prometheus itself.",
+        actions="Do not drain by hand on old numbers; restore an exporter first, then look again.",
+    )
+
+
+def _watchdog_down() -> Alert:
+    ticks = count(TICK_DURATION)
+    return Alert(
+        name="WatchdogDown",
+        expr=f"absent({ticks}) or sum(increase({ticks}[2m])) == 0",
+        severity=Severity.PAGE,
+        for_s=60,
+        per_backend=False,
+        summary="The watchdog is not ticking",
+        impact="Users are not protected: nobody drains a hung backend, and our changes stay until their leases end.",
+        causes="The watchdog is stopped, crashing at start, or stuck.",
+        actions="Read its log and restart it; `tailkeeper release-all` takes our changes back if it cannot be started.",
+    )
+
+
+def _state(backend: str, values: str, state: str = "hung") -> Input:
+    return Input(series(BACKEND_STATE, eq(BACKEND, backend), eq(STATE, state)), values)
+
+
+def _hung_cases(hung: Alert) -> tuple[Case, ...]:
+    names = tuple(sorted(HOSTILE_NAMES))
+    return (
+        Case("a hung backend pages at once", hung.name, (_state("a", "0x3 1x20"),), "2m", (Expected(hung, backend="a"),)),
+        Case("a busy backend is not hung", hung.name, (_state("a", "0x40"), _state("a", "1x40", "busy")), "5m"),
+        Case("a backend that answers again is quiet", hung.name, (_state("a", "1x4 0x40"),), "8m"),
+        Case(
+            "hostile backend names come through whole",
+            hung.name,
+            tuple(_state(name, "1x20") for name in names),
+            "2m",
+            tuple(Expected(hung, backend=name) for name in names),
+        ),
+    )
+
+
+def _exporter(up: str, backend_up: str, backend: str = "a") -> tuple[Input, ...]:
+    place = 'job="exporter", instance="node-1:9400"'
+    return (Input(f"up{{{place}}}", up), Input(f"{series(BACKEND_UP)}{{backend={quoted(backend)}, {place}}}", backend_up))
+
+
+def _lost_cases(lost: Alert, blind: Alert) -> tuple[Case, ...]:
+    seen = tuple(_state(name, "0x40", "unknown") for name in ("b", "c"))
+    ups = tuple(Input(series(BACKEND_UP, eq(BACKEND, name)), "1x40") for name in ("a", "b", "c"))
+    age = Input(series(OBSERVATION_AGE, eq(BACKEND, "a")), "5x8 90x32")
+    alone = Expected(lost, backend="a")
+    both = (alone, Expected(blind, value="100%"))
+    return (
+        Case("one unreadable backend is a ticket", lost.name, (_state("a", "1x40", "unknown"), *seen, *ups), "5m", (alone,)),
+        Case("evidence too old for the watchdog is a ticket", lost.name, (age, *seen, *ups), "5m", (alone,)),
+        Case(
+            "an exporter that vanished takes all it saw along",
+            lost.name,
+            _exporter("1x8 0x32", "1x8 stale"),
+            "5m",
+            both,
+        ),
+        Case("a backend that left the configuration is not lost", lost.name, _exporter("1x40", "1x8 stale"), "5m"),
+        Case("a backend that is down is not lost", lost.name, (_state("a", "1x40", "down"), *ups), "5m"),
+        Case("half a minute of blindness is not an incident", lost.name, (_state("a", "0x16 1x2 0x22", "unknown"), *ups), "5m"),
+    )
+
+
+def _watchdog_cases(watchdog: Alert) -> tuple[Case, ...]:
+    ticks = count(TICK_DURATION)
+    down = (Expected(watchdog),)
+    return (
+        Case("a watchdog that vanished pages", watchdog.name, (Input(ticks, "0+3x8 stale"),), "5m", down),
+        Case("a watchdog that is there and does not tick pages", watchdog.name, (Input(ticks, "0+3x8 24x40"),), "8m", down),
+        Case("a watchdog that was restarted is quiet", watchdog.name, (Input(ticks, "0+3x12 0+3x40"),), "5m"),
+        Case("a ticking watchdog is quiet", watchdog.name, (Input(ticks, "0+3x60"),), "5m"),
+    )

@@ -1,0 +1,1 @@
+"""Grafana boards, made from the metric catalogue with grafana-foundation-sdk."""

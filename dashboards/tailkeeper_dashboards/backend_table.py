@@ -1,0 +1,96 @@
+"""The table that names the culprit: one row a backend, joined from one query a column.
+
+Widths are given so that nothing scrolls sideways at 1280 px; the name takes what is left.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import common, table
+
+from tailkeeper_alerts.promql import by, count, eq, quantile, series
+from tailkeeper_dashboards import queries, style
+from tailkeeper_dashboards.panels import About, Column, Place, fill_table, framed, threshold_steps
+from tailkeeper_dashboards.settings import BoardSettings
+from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_exporter.catalog import BACKEND, GPU_UTILIZATION, KV_USAGE, QUANTILE_SATURATED, SIGNAL, STATE, TTFT, WAITING
+from tailkeeper_watchdog.metrics import DESIRED_WEIGHT, HSCORE
+
+
+def backends(settings: BoardSettings) -> table.Panel:
+    """The table panel."""
+    slo = style.seconds_text(settings.slo_ttft_s)
+    about = About(
+        "Which backend, and why?",
+        "One row a backend, the worst score first; P99 is over 5 minutes and n its number of requests, a ≥ says that P99 lies "
+        "beyond the engine's last bucket, and weight is the share of its normal weight that the watchdog wants.",
+        style.COUNT_UNIT,
+        "unknown",
+        Place(0, 4, 24, 8),
+    )
+    panel = fill_table(table.Panel(), _columns(settings, slo)).thresholds(style.steps())
+    panel = panel.mappings([style.missing("–")]).sort_by([common.TableSortByFieldState().display_name("HScore").desc(False)])
+    return framed(panel, about, why(settings))
+
+
+def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
+    saturated = by("max", (BACKEND,), series(QUANTILE_SATURATED, eq(SIGNAL, "ttft"), queries.IN_BACKENDS))
+    colored = {"custom.cellOptions": {"type": "color-text"}}
+    per_model = queries.OF_MODEL
+    # increase() estimates between scrapes; a number of requests is whole.
+    requests = f"round({by('sum', (BACKEND,), f'increase({count(TTFT, *per_model)}[5m])')})"
+    late = threshold_steps((0, style.GREEN), (settings.slo_ttft_s, style.RED))
+    full = threshold_steps((0.8, style.ORANGE), (0.9, style.RED))
+    return (
+        Column("Backend", None, source=BACKEND.name, overrides={"links": [_link_value()]}),
+        Column("State", queries.current_state(), source=STATE.name, width=120, overrides=_state_cell()),
+        Column("HScore", queries.of_backend(HSCORE), style.unit_of(HSCORE), width=200, overrides=_score_cell()),
+        Column("≥", saturated, style.COUNT_UNIT, width=40, overrides={"mappings": _saturated_words()}),
+        Column(
+            f"P99 TTFT (SLO {slo})",
+            quantile(0.99, TTFT, (BACKEND,), "5m", *per_model),
+            style.unit_of(TTFT),
+            width=170,
+            overrides={"thresholds": late, **colored},
+        ),
+        Column("n", requests, style.COUNT_UNIT, width=80),
+        Column("Queue", by("sum", (BACKEND,), series(WAITING, *per_model)), style.unit_of(WAITING), width=80),
+        Column(
+            "KV",
+            by("max", (BACKEND,), series(KV_USAGE, *per_model)),
+            style.unit_of(KV_USAGE),
+            width=80,
+            overrides={"thresholds": full, **colored},
+        ),
+        Column("GPU", queries.of_backend(GPU_UTILIZATION, "avg"), style.unit_of(GPU_UTILIZATION), width=80),
+        Column(
+            "Weight",
+            queries.of_backend(DESIRED_WEIGHT),
+            style.unit_of(DESIRED_WEIGHT),
+            width=90,
+            overrides={"thresholds": threshold_steps((0, style.BLUE), (1, style.NEUTRAL)), **colored},
+        ),
+    )
+
+
+def _link_value() -> dict[str, object]:
+    url = this_backend("__value.raw").build().url
+    return {"title": "Only this backend", "url": url}
+
+
+def _state_cell() -> dict[str, object]:
+    return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}, "mappings": style.state_names()}
+
+
+def _score_cell() -> dict[str, object]:
+    bar = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
+    return {
+        "custom.cellOptions": bar,
+        "min": 0,
+        "max": 1,
+        "decimals": style.SCORE_DECIMALS,
+        "thresholds": threshold_steps(*style.SCORE_STEPS),
+    }
+
+
+def _saturated_words() -> list[object]:
+    return [style.value_map({"0": (" ", style.NEUTRAL), "1": ("≥", style.ORANGE)}), style.missing(" ")]

@@ -1,0 +1,131 @@
+"""The visual language of every board: colours, states in words, units from the catalogue, thresholds. Pure values.
+
+A state is always a colour and a word. The base colour of anything is neutral: green is earned by data, so a panel
+without data is never green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import dashboard as dashboard_builders
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardSpecialValueMapOptions,
+    FieldColorModeId,
+    SpecialValueMap,
+    SpecialValueMatch,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMapping,
+    ValueMappingResult,
+)
+
+from tailkeeper_exporter.catalog import Kind, Metric, Unit
+from tailkeeper_watchdog.metrics import HSCORE, HSCORE_FACTOR
+
+NEUTRAL = "text"
+GREY = "#8e8e8e"
+GREEN, YELLOW, ORANGE, RED, DARK_RED = "green", "yellow", "orange", "red", "dark-red"
+BLUE, PURPLE = "blue", "purple"
+
+SCORE_DECIMALS = 2
+SCORES = (HSCORE, HSCORE_FACTOR)
+"""Shown as 0.93 and not as 93 %: the bands of the alerts and the console speak of 0.6, 0.4 and 0.2."""
+
+_UNITS: Mapping[Unit, str] = {
+    Unit.SECONDS: "s",
+    Unit.BYTES: "bytes",
+    Unit.RATIO: "percentunit",
+    Unit.TOKENS: "short",
+    Unit.REQUESTS: "short",
+    Unit.CELSIUS: "celsius",
+    Unit.WATTS: "watt",
+    Unit.HERTZ: "hertz",
+    Unit.TOKENS_PER_SECOND: "count:tok/s",
+    Unit.ONE: "short",
+}
+_RATES: Mapping[Unit, str] = {Unit.REQUESTS: "reqps", Unit.TOKENS: "count:tok/s", Unit.ONE: "ops"}
+RATIO_UNIT = _UNITS[Unit.RATIO]
+COUNT_UNIT = _UNITS[Unit.ONE]
+
+
+def unit_of(metric: Metric) -> str:
+    """Grafana's unit of the metric's own values."""
+    return "none" if metric in SCORES else _UNITS[metric.unit]
+
+
+def rate_unit_of(metric: Metric) -> str:
+    """Grafana's unit of ``rate()`` over a counter. Raises ValueError for another kind: a rate of a gauge means nothing."""
+    if metric.kind is not Kind.COUNTER:
+        raise ValueError(f"{metric.name}: is a {metric.kind}; rate() wants a counter")
+    return _RATES[metric.unit]
+
+
+@dataclass(frozen=True, slots=True)
+class StateStyle:
+    """One backend state. ``rank`` is how much it should worry us; graphs need a number and people want the worst on top."""
+
+    name: str
+    color: str
+    rank: int
+
+
+STATES: tuple[StateStyle, ...] = (
+    StateStyle("serving", GREEN, 1),
+    StateStyle("busy", YELLOW, 2),
+    StateStyle("starting", BLUE, 3),
+    StateStyle("unknown", GREY, 4),
+    StateStyle("misconfigured", PURPLE, 5),
+    StateStyle("hung", RED, 6),
+    StateStyle("down", DARK_RED, 7),
+)
+
+OUTCOME_COLORS: Mapping[str, str] = {"ok": GREEN, "error": RED, "rejected": ORANGE, "aborted": YELLOW}
+VERDICT_COLORS: Mapping[str, str] = {"applied": BLUE, "refused": ORANGE, "failed": RED}
+
+
+def value_map(texts: Mapping[str, tuple[str, str]]) -> ValueMap:
+    """Value → (word, colour)."""
+    return ValueMap(
+        {
+            value: ValueMappingResult(text=text, color=color, index=index)
+            for index, (value, (text, color)) in enumerate(texts.items())
+        }
+    )
+
+
+def state_names() -> list[ValueMapping]:
+    """For columns that hold a state's name."""
+    return [value_map({state.name: (state.name, state.color) for state in STATES})]
+
+
+def state_ranks() -> list[ValueMapping]:
+    """For graphs that hold a state's rank."""
+    return [value_map({str(state.rank): (state.name, state.color) for state in STATES})]
+
+
+def missing(word: str) -> SpecialValueMap:
+    """NaN and null as a grey word, since 'last not null' would show them as a number or in the base colour."""
+    result = ValueMappingResult(text=word, color=GREY, index=0)
+    return SpecialValueMap(DashboardSpecialValueMapOptions(SpecialValueMatch.NULL_AND_NAN, result))
+
+
+def steps(*bounds: tuple[float, str]) -> dashboard_builders.ThresholdsConfig:
+    """Absolute thresholds above a neutral base."""
+    levels = [Threshold(value=None, color=NEUTRAL), *(Threshold(value=value, color=color) for value, color in bounds)]
+    return dashboard_builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(levels)
+
+
+SCORE_STEPS = ((0.0, DARK_RED), (0.2, RED), (0.4, ORANGE), (0.6, GREEN))
+"""The alert bands as colours."""
+
+
+def color_by(mode: FieldColorModeId) -> dashboard_builders.FieldColor:
+    return dashboard_builders.FieldColor().mode(mode)
+
+
+def seconds_text(seconds: float) -> str:
+    """Milliseconds below one second, seconds above: 800 ms, 1.2 s."""
+    return f"{seconds * 1_000:g} ms" if seconds < 1 else f"{seconds:g} s"

@@ -1,0 +1,35 @@
+"""Writes the watchdog's API token, once: a random one for each installation, so that no known token is ever in use.
+
+    python make_token.py /run/tailkeeper/token
+
+An existing token is kept. Readable by its owner and group, by nobody else; never printed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+TOKEN_BYTES = 32
+MODE = 0o440
+
+
+def make(path: Path) -> bool:
+    """Whether a token was written. Raises OSError where the folder cannot be written."""
+    if path.exists():
+        return False
+    # Written beside and renamed: who reads it sees no token or a whole one.
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(file.fileno(), MODE)
+        file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+    draft.replace(path)
+    return True
+
+
+if __name__ == "__main__":
+    print("token written" if make(Path(sys.argv[1])) else "token kept")

@@ -1,0 +1,239 @@
+"""The compose stack as text: hardened containers, loopback only, one interval, names that fit each other. Runs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.make_token import make
+from tailkeeper.config import parse
+from tailkeeper_alerts.alertmanager import Receiver
+from tests.e2e.real_programs import binary
+
+ROOT = Path(__file__).parents[2]
+OURS = ("init", "exporter", "watchdog", "fleet", "haproxy", "load")
+"""Services that run as our user; the other images bring users of their own, none of them root."""
+NO_HEALTH = {"init"}
+DEMO = {"fleet", "haproxy", "load"}
+
+
+def _yaml(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+COMPOSE = _yaml("docker-compose.yml")
+SERVICES: dict[str, Any] = COMPOSE["services"]
+ENVIRONMENT = dict(
+    line.split("=", 1) for line in (ROOT / ".env").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")
+)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_is_read_only_without_capabilities_and_bounded(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
+    assert "privileged" not in service
+    assert "cap_add" not in service
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_publishes_on_loopback_only(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+def test_only_grafana_the_console_and_prometheus_are_published() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert {name: ports[0].rpartition(":")[2] for name, ports in published.items()} == {
+        "grafana": "3000",
+        "watchdog": "8088",
+        "prometheus": "9090",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - NO_HEALTH))
+def test_a_service_says_whether_it_is_healthy(name: str) -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    if "healthcheck" not in SERVICES[name]:
+        target = SERVICES[name]["build"]["target"]
+        assert "HEALTHCHECK" in dockerfile.partition(f" AS {target}\n")[2]
+
+
+def test_nothing_of_ours_runs_as_root() -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert "USER 10001:10001" in dockerfile
+    users = {name: SERVICES[name].get("user", "10001:10001") for name in OURS}
+    assert all(user.startswith("10001:") for user in users.values())
+
+
+def test_every_image_is_pinned_to_a_version() -> None:
+    images = [service["image"] for service in SERVICES.values()]
+    images += re.findall(r"^FROM (\S+:\S+)", (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"), flags=re.M)
+    for image in images:
+        assert re.fullmatch(r"[a-z/]+:v?\d[\w.-]*", image), image
+
+
+def test_volumes_are_named_or_read_only_files_of_this_checkout() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source, target, *mode = volume.split(":")
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), source
+                assert mode == ["ro"], volume
+            elif not source.startswith("${"):
+                assert source in COMPOSE["volumes"], volume
+            assert target.startswith("/")
+
+
+def test_the_demo_is_a_profile_and_nothing_else_needs_it() -> None:
+    assert {name for name, service in SERVICES.items() if service.get("profiles") == ["demo"]} == DEMO
+    assert ENVIRONMENT["COMPOSE_PROFILES"] == "demo"
+    for name in SERVICES.keys() - DEMO:
+        needed = SERVICES[name].get("depends_on", {})
+        assert all(needed[other].get("required") is False for other in needed.keys() & DEMO), name
+
+
+def test_every_variable_of_the_compose_file_has_a_value() -> None:
+    used = set(re.findall(r"\$\{(\w+)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
+    assert used <= set(ENVIRONMENT)
+    assert (ROOT / ENVIRONMENT["TAILKEEPER_CONFIG_DIR"] / "tailkeeper.yaml").is_file()
+
+
+# --- the parts fit each other ----------------------------------------------------------------------------------------
+
+
+def _configuration() -> Any:
+    return parse(_yaml("deploy/config/tailkeeper.yaml"))
+
+
+def test_the_configuration_is_valid_and_names_the_stacks_services() -> None:
+    config = _configuration()
+    urls = [*config.watchdog.source.urls, config.watchdog.alertmanager.url, *(backend.url for backend in config.backends)]
+    assert {re.sub(r"https?://([^:/]+).*", r"\1", url) for url in urls} <= set(SERVICES)
+    assert config.watchdog.token_file == Path(Receiver().credentials_file)
+
+
+def test_the_gateways_servers_are_the_configured_ones_at_the_same_addresses() -> None:
+    text = (ROOT / "deploy/haproxy/haproxy.cfg").read_text(encoding="utf-8")
+    servers = dict(re.findall(r"^\s+server (\S+) (\S+)", text, flags=re.M))
+    config = _configuration()
+    assert servers == {ref.server.removeprefix("llm/"): _address(b.url) for b in config.backends for ref in b.gateway}
+    assert config.gateways[0].socket in re.findall(r"stats socket (\S+)", text)
+
+
+def _address(url: str) -> str:
+    return url.removeprefix("http://")
+
+
+def test_the_fleets_arguments_give_the_ports_names_and_gpus_of_the_configuration() -> None:
+    from tailkeeper_demo.gpu_file import gpu_uuid
+
+    arguments = dict(word.removeprefix("--").split("=", 1) for word in SERVICES["fleet"]["command"])
+    config = _configuration()
+    for index, backend in enumerate(config.backends):
+        assert backend.url == f"http://fleet:{int(arguments['base-port']) + index}"
+        assert (backend.name, backend.gpus) == (f"sim-{'abcd'[index]}", (gpu_uuid(index),))
+        assert backend.model == arguments["model"]
+    assert str(config.exporter.gpu.file) == arguments["gpu-file"]
+
+
+def test_prometheus_scrapes_as_often_as_grafana_believes() -> None:
+    prometheus = _yaml("deploy/prometheus/prometheus.yml")
+    source = _sources()["prometheus"]
+    assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
+    targets = [target for job in prometheus["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
+    assert {"exporter:9400", "watchdog:8088"} <= set(targets)
+    assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
+
+
+def _sources() -> dict[str, Any]:
+    document = _yaml("deploy/grafana/provisioning/datasources/tailkeeper.yml")
+    return {source["uid"]: source for source in document["datasources"]}
+
+
+def test_data_sources_have_the_contracts_uids_and_point_at_each_other_only() -> None:
+    sources = _sources()
+    assert set(sources) == {"prometheus", "tempo", "loki"}
+    named = re.findall(r"datasourceUid: (\S+)", yaml.safe_dump(list(sources.values())))
+    assert set(named) <= set(sources)
+    destinations = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert isinstance(destinations, list)
+    assert all(re.fullmatch(r"[a-zA-Z_]\w*", destination["name"]) for destination in destinations)
+
+
+def test_no_single_dollar_reaches_grafanas_provisioning() -> None:
+    text = (ROOT / "deploy/grafana/provisioning/datasources/tailkeeper.yml").read_text(encoding="utf-8")
+    assert not re.search(r"(?<!\$)\$(?!\$)", text)
+
+
+def test_grafana_opens_on_a_board_that_exists_in_the_provided_folder() -> None:
+    grafana = SERVICES["grafana"]
+    provider = _yaml("deploy/grafana/provisioning/dashboards/tailkeeper.yml")["providers"][0]
+    mounts = dict(volume.split(":")[:2][::-1] for volume in grafana["volumes"])
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == provider["options"]["path"]
+    board = json.loads((ROOT / mounts[str(home.parent)] / home.name).read_text(encoding="utf-8"))
+    assert board["uid"] == "tailkeeper-fleet"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("promtool", "check", "config", "--syntax-only", "deploy/prometheus/prometheus.yml"),
+        ("haproxy", "-c", "-f", "deploy/haproxy/haproxy.cfg"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_program_itself_accepts_its_configuration(words: tuple[str, ...]) -> None:
+    done = subprocess.run([binary(words[0]), *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- the token -------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_once_is_private_and_differs_between_installations(tmp_path: Path) -> None:
+    first, second = tmp_path / "one" / "token", tmp_path / "two" / "token"
+    for path in (first, second):
+        path.parent.mkdir()
+        assert make(path)
+    token = first.read_text(encoding="utf-8")
+    assert len(token.strip()) >= 43
+    assert token != second.read_text(encoding="utf-8")
+    assert stat.S_IMODE(first.stat().st_mode) == 0o440
+    assert not make(first)
+    assert first.read_text(encoding="utf-8") == token
+
+
+def test_a_draft_left_by_a_killed_start_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "token.new").write_text("half", encoding="utf-8")
+    assert make(tmp_path / "token")
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+
+
+def test_the_token_is_never_printed(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    script = ROOT / "deploy/make_token.py"
+    done = subprocess.run([sys.executable, script, path], capture_output=True, text=True, check=True, env={**os.environ})
+    assert path.read_text(encoding="utf-8").strip() not in done.stdout + done.stderr
+
+
+def test_no_token_or_password_is_committed() -> None:
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("docker-compose.yml", ".env")]
+    texts += [
+        path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".pyc"
+    ]
+    for text in texts:
+        assert not re.search(r"(?i)(password|secret|token|bearer)\s*[:=]\s*[\"']?[A-Za-z0-9+/_-]{16,}", text)

@@ -1,0 +1,312 @@
+"""Boards: the same bytes each time, every key and value known to Grafana's models, and a lint that can fail."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from jsonschema import Draft7Validator  # type: ignore[import-untyped]
+
+from tailkeeper_dashboards import boards, style
+from tailkeeper_dashboards.render import FOLDER, render
+from tailkeeper_exporter.catalog import CATALOG, LATENCY, OUTCOMES, REQUESTS, STATE, TTFT, Kind
+from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
+from tools.board_lint import expected_unit, lint
+from tools.promql_walk import read
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = ROOT.parent / "shared" / "grafana_schemas"
+FLEET = f"{FOLDER}/tailkeeper-fleet.json"
+SCHEMA_NAMES = {"state-timeline": "statetimeline"}
+SDK_FILLS_IN = {"align": "auto", "inspect": False, "lineWidth": 0, "fillOpacity": 70}
+"""Defaults of a table's and a timeline's fields, which the SDK writes only when it has read a board."""
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def fleet() -> Json:
+    board: Json = json.loads(render()[FLEET])
+    return board
+
+
+def test_rendering_twice_gives_the_same_bytes() -> None:
+    assert render() == render()
+
+
+@pytest.mark.parametrize("path", sorted(render()))
+def test_the_committed_board_is_what_is_generated(path: str) -> None:
+    assert (ROOT / path).read_text(encoding="utf-8") == render()[path]
+
+
+def test_the_slo_of_the_caller_reaches_lines_columns_and_texts() -> None:
+    text = render(slo_ttft_s=0.8, objective=0.99)[FLEET]
+    for part in ("vector(0.8)", "SLO 800 ms", "99.0% is promised", "vector(0.01)", "allowed 1.00%", '"value": 0.99'):
+        assert part in text
+    assert "1.2" not in text
+
+
+def test_every_module_of_the_boards_folder_is_listed() -> None:
+    folder = {module.name for module in pkgutil.iter_modules(boards.__path__)}
+    assert folder == {build.__module__.rpartition(".")[2] for build in boards.BOARDS}
+
+
+def test_states_outcomes_and_colours_cover_the_catalogue() -> None:
+    assert all(state.name in STATE.meaning for state in style.STATES)
+    assert len(style.STATES) == STATE.bound
+    assert sorted(state.rank for state in style.STATES) == list(range(1, STATE.bound + 1))
+    assert set(style.OUTCOME_COLORS) == set(OUTCOMES)
+
+
+@pytest.mark.parametrize("metric", [*CATALOG, *WATCHDOG_CATALOG], ids=lambda metric: metric.name)
+def test_every_metric_has_a_unit_and_ratios_are_shares(metric: Any) -> None:
+    unit = style.unit_of(metric)
+    assert unit
+    if metric.name.endswith("_ratio"):
+        assert unit == "percentunit"
+    if metric.kind is Kind.COUNTER:
+        assert style.rate_unit_of(metric)
+
+
+def test_a_rate_of_a_gauge_or_a_histogram_has_no_unit() -> None:
+    with pytest.raises(ValueError, match="rate\\(\\) wants a counter"):
+        style.rate_unit_of(TTFT)
+
+
+# --- what Grafana will make of it ------------------------------------------------------------------------------------
+
+
+def _differences(ours: Any, theirs: Any, path: str = "$") -> Iterator[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in ours.keys() | theirs.keys():
+            if key in ours and key in theirs:
+                yield from _differences(ours[key], theirs[key], f"{path}.{key}")
+            elif key in ours:
+                yield f"lost {path}.{key}"
+            elif not _is_default(theirs[key]):
+                yield f"added {path}.{key}"
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(*pair, f"{path}[{index}]")
+    elif ours != theirs:
+        yield f"changed {path}: {ours!r} → {theirs!r}"
+
+
+def _is_default(value: Any) -> bool:
+    return isinstance(value, dict) and all(SDK_FILLS_IN.get(key) == item for key, item in value.items())
+
+
+def _round_trip(board: Json) -> Json:
+    register_default_plugins()
+    result: Json = json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+    return result
+
+
+def test_the_sdk_reads_back_what_it_wrote(fleet: Json) -> None:
+    assert list(_differences(fleet, _round_trip(fleet))) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["panels.0.fieldConfig.defaults.unitt", "panels.7.targets.0.exprr", "templating.list.1.multii", "panels.6.gridPos.q"]
+)
+def test_a_key_that_grafana_does_not_know_does_not_survive_the_round_trip(fleet: Json, path: str) -> None:
+    _set(fleet, path, "x")
+    assert any(found.startswith("lost") for found in _differences(fleet, _round_trip(fleet)))
+
+
+def _set(node: Any, path: str, value: object) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        node = node[int(key)] if isinstance(node, list) else node[key]
+    node[last] = value
+
+
+def _loosened(schema: Any) -> Any:
+    """The schemas write 'anything' as an object without properties."""
+    if isinstance(schema, dict):
+        bare = {key: value for key, value in schema.items() if key not in ("description", "default")}
+        if bare == {"type": "object", "additionalProperties": {}}:
+            return {}
+        return {key: _loosened(value) for key, value in schema.items()}
+    return [_loosened(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _validator(name: str, definition: str) -> Draft7Validator | None:
+    file = SCHEMAS / f"{name}.jsonschema.json"
+    document = _loosened(json.loads(file.read_text(encoding="utf-8")))
+    if definition not in document["definitions"]:
+        return None
+    return Draft7Validator({**document, "$ref": f"#/definitions/{definition}"})
+
+
+def _schema_errors(board: Json) -> Iterator[str]:
+    whole = _validator("dashboard", "Dashboard")
+    assert whole is not None
+    yield from (f"$: {error.message}" for error in whole.iter_errors(board))
+    for panel in board["panels"]:
+        name = SCHEMA_NAMES.get(panel["type"], panel["type"])
+        parts = [(name, "Options", panel.get("options")), (name, "FieldConfig", panel["fieldConfig"]["defaults"].get("custom"))]
+        parts += [("prometheus", definition, target) for target in panel["targets"] for definition in ("Dataquery", "dataquery")]
+        for schema, definition, value in parts:
+            validator = _validator(schema, definition) if value is not None else None
+            if validator is not None:
+                yield from (f"{panel['title']} {definition}: {error.message}" for error in validator.iter_errors(value))
+
+
+needs_schemas = pytest.mark.skipif(not SCHEMAS.is_dir(), reason="Grafana's JSON schemas do not lie beside this checkout")
+
+
+@needs_schemas
+def test_the_board_follows_grafanas_own_schemas(fleet: Json) -> None:
+    assert list(_schema_errors(fleet)) == []
+
+
+@needs_schemas
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("panels.0.gridPos.w", "six"),
+        ("panels.0.options.colorMode", "sideways"),
+        ("panels.7.targets.0.expr", 7),
+        ("panels.9.options.showValue", "sometimes"),
+        ("refresh", 10),
+    ],
+)
+def test_a_value_of_a_wrong_type_or_name_breaks_the_schema(fleet: Json, path: str, value: object) -> None:
+    _set(fleet, path, value)
+    assert list(_schema_errors(fleet))
+
+
+# --- the lint --------------------------------------------------------------------------------------------------------
+
+
+def test_the_lint_finds_nothing_in_our_boards() -> None:
+    assert {path: lint(json.loads(text)) for path, text in render().items()} == {path: [] for path in render()}
+
+
+def _panel(board: Json, title: str) -> Json:
+    return next(panel for panel in board["panels"] if panel["title"].startswith(title))
+
+
+def _expr(board: Json, title: str, change: Callable[[str], str], index: int = 0) -> None:
+    target = _panel(board, title)["targets"][index]
+    target["expr"] = change(target["expr"])
+
+
+MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
+    "a metric that nobody emits": (
+        lambda b: _expr(b, "Watchdog", lambda e: e.replace("tailkeeper_paused", "tailkeeper_is_paused")),
+        "not in the catalogue",
+    ),
+    "an engine's own name": (
+        lambda b: _expr(b, "How long", lambda e: e.replace("llm_time_to_first_token_seconds_bucket", "vllm:ttft_bucket")),
+        "not in the catalogue",
+    ),
+    "a histogram without its part": (
+        lambda b: _expr(b, "Which", lambda e: e.replace("_seconds_count", "_seconds"), 4),
+        "not in the catalogue",
+    ),
+    "a label that the metric does not have": (
+        lambda b: _expr(b, "Worst", lambda e: e.replace('{backend=~"$backend"}', '{model=~"$model"}', 1)),
+        "has no label 'model'",
+    ),
+    "a grouping by a label that no metric has": (
+        lambda b: _expr(b, "How many", lambda e: e.replace("by (outcome)", "by (status)")),
+        "by (status)",
+    ),
+    "a bracket left open": (lambda b: _expr(b, "SLA", lambda e: e[:-1]), "PromQL"),
+    "a rate of a gauge": (
+        lambda b: _expr(b, "Held back", lambda e: "sum(rate(tailkeeper_desired_weight[$__rate_interval]))"),
+        "is a gauge",
+    ),
+    "a counter that is summed": (lambda b: _expr(b, "How many", lambda e: "sum(llm_requests_total)"), "read by rate()"),
+    "a window shorter than two scrapes": (
+        lambda b: _expr(b, "How long", lambda e: e.replace("$__rate_interval", "$__interval")),
+        "unknown window",
+    ),
+    "a fixed window that nobody is told of": (
+        lambda b: _expr(b, "How long", lambda e: e.replace("$__rate_interval", "2m")),
+        "must be $__rate_interval",
+    ),
+    "seconds shown as milliseconds": (
+        lambda b: _panel(b, "How long")["fieldConfig"]["defaults"].update(unit="ms"),
+        "the query gives 's'",
+    ),
+    "a share multiplied by 100 twice": (
+        lambda b: _panel(b, "Who fails")["fieldConfig"]["defaults"].update(unit="percent"),
+        "the query gives 'percentunit'",
+    ),
+    "a column with the wrong unit": (
+        lambda b: next(o for o in _panel(b, "Which")["fieldConfig"]["overrides"] if o["matcher"]["options"] == "KV").update(
+            properties=[{"id": "unit", "value": "s"}]
+        ),
+        "the query gives 'percentunit'",
+    ),
+    "a missing description": (lambda b: _panel(b, "Worst").pop("description"), "description"),
+    "a description of several words and no sentence": (
+        lambda b: _panel(b, "Worst").update(description="worst one"),
+        "description",
+    ),
+    "a missing title": (lambda b: _panel(b, "Worst").update(title=""), "title: missing"),
+    "no word for no data": (lambda b: _panel(b, "SLA")["fieldConfig"]["defaults"].pop("noValue"), "noValue"),
+    "green before there is data": (
+        lambda b: _panel(b, "SLA")["fieldConfig"]["defaults"]["thresholds"]["steps"][0].update(color="green"),
+        "base colour",
+    ),
+    "somebody else's data source": (
+        lambda b: _panel(b, "SLA")["datasource"].update(uid="P1809F7CD0C75ACF3"),
+        "datasource: must be ${datasource}",
+    ),
+    "a query without a data source": (lambda b: _panel(b, "SLA")["targets"][0].pop("datasource"), "datasource: must be"),
+    "two panels in one place": (lambda b: _panel(b, "Worst")["gridPos"].update(x=0), "lies over"),
+    "a panel beyond the edge": (lambda b: _panel(b, "Watchdog")["gridPos"].update(w=6), "24 columns"),
+    "a panel without a link": (lambda b: _panel(b, "SLA").pop("links"), "links: missing"),
+    "no exemplars on a quantile": (lambda b: _panel(b, "How long")["targets"][0].pop("exemplar"), "exemplar"),
+    "an editable board": (lambda b: b.update(editable=True), "editable"),
+    "a data source variable of another name": (lambda b: b["templating"]["list"][0].update(name="DS_PROM"), "data source"),
+    "a variable of a label that the metric lacks": (
+        lambda b: b["templating"]["list"][1].update(query="label_values(llm_backend_up, model)"),
+        "label_values",
+    ),
+    "a variable that drops what has no model": (lambda b: b["templating"]["list"][1].update(allValue=".+"), "allValue"),
+    "an annotation of a metric that nobody emits": (
+        lambda b: b["annotations"]["list"][0].update(expr="tailkeeper_nothing == 1"),
+        "not in the catalogue",
+    ),
+    "two panels with one id": (lambda b: b["panels"][1].update(id=1), "id of its own"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS))
+def test_the_lint_is_red_for(name: str, fleet: Json) -> None:
+    mutate, message = MUTATIONS[name]
+    board = copy.deepcopy(fleet)
+    mutate(board)
+    assert board != fleet
+    assert any(message in finding for finding in lint(board)), lint(board)
+
+
+@pytest.mark.parametrize(
+    ("expr", "unit"),
+    [
+        (f"{REQUESTS.name} / {REQUESTS.name}", "percentunit"),
+        (f"sum(rate({REQUESTS.name}[$__rate_interval]))", "reqps"),
+        (f"increase({LATENCY.name}_count[5m])", "short"),
+        ("topk(3, histogram_quantile(0.5, rate(llm_time_to_first_token_seconds_bucket[5m])) and x > 0)", "s"),
+        ("count(llm_backend_up == 1)", "short"),
+        ("sum(tailkeeper_desired_weight < bool 1)", "short"),
+        ("avg(llm_gpu_memory_used_bytes)", "bytes"),
+        ("rate(llm_generated_tokens_total[5m])", "count:tok/s"),
+        ("vector(1.2)", None),
+    ],
+)
+def test_the_unit_of_a_query_follows_from_the_catalogue(expr: str, unit: str | None) -> None:
+    assert expected_unit(read(expr)) == unit
