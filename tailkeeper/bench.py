@@ -21,6 +21,7 @@ from typing import Any
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Reading, present
 from tailkeeper_watchdog.actuators.contract import Actuator, ServerState, Support
+from tailkeeper_watchdog.app import few_collections
 from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -35,6 +36,7 @@ from tailkeeper_watchdog.switches import Switches
 POOL_SIZE = 20
 """Backends of one pool in the synthetic fleet: one model on one gateway, as fleets are cut in practice."""
 SICK_SHARE = 0.01
+"""Hung throughout; beside them one more backend falls ill and one recovers at every tick."""
 WARM_UP_TICKS = 15
 """Ticks before the clock runs: until histories are full, so that a tick costs what it always costs."""
 
@@ -55,6 +57,8 @@ class SyntheticSource:
     def __init__(self, names: tuple[str, ...], seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311  synthetic load, not a secret
         self._names = names
+        self._sick = frozenset(self._random.sample(names, int(SICK_SHARE * len(names))))
+        self._passing = names[0]
         self._bounds = tuple(sorted((*catalog.LATENCY_BUCKETS, inf)))
         self._ticks = 0
         self._next = Collected()
@@ -62,13 +66,14 @@ class SyntheticSource:
     def prepare(self, now: float) -> None:
         """Make the next round: making up a fleet is not part of a tick."""
         self._ticks += 1
+        self._passing = self._random.choice(self._names)
         self._next = Collected({name: self._one(name, now) for name in self._names})
 
     async def collect(self, now: float, deadline_s: float) -> Collected:
         return self._next
 
     def _one(self, name: str, now: float) -> BackendObservation:
-        sick = self._random.random() < SICK_SHARE
+        sick = name in self._sick or name == self._passing
         done = 10.0 * self._ticks
         values = {
             f"{catalog.REQUESTS.name}{{ok}}": done,
@@ -143,6 +148,7 @@ def build_loop(
 
 def tick_bench(backends: int, ticks: int, seed: int) -> dict[str, Any]:
     """Whole ticks, ledger and all, over a fleet in memory. One percent of the backends is hung at any tick."""
+    few_collections()
     return asyncio.run(_tick_bench(backends, ticks, seed))
 
 
@@ -179,9 +185,8 @@ def _with_clock(parts: Parts, monotonic: Any) -> Parts:
 
 def exporter_bench(seconds: float) -> dict[str, Any]:
     """Parsing against ``prometheus_client`` in one run, and CPU per backend at one read a second."""
-    from tailkeeper_exporter.bench_loop import bench_exporter
-
     from tailkeeper_exporter.bench import bench_parse
+    from tailkeeper_exporter.bench_loop import bench_exporter
 
     page = (resources.files("tailkeeper") / "bench_page.prom").read_bytes()
     return {"parse": bench_parse(page, 20), "loop": bench_exporter(4, seconds)}

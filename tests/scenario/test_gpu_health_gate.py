@@ -337,3 +337,18 @@ async def test_a_weight_lowered_by_a_foreign_hand_counts_against_the_cap(db: Pat
     await world.run(5)
     assert world.admission("b") == SERVE
     assert world.verdicts("b") == ["refused"]
+
+
+async def test_a_miss_rate_that_is_always_high_is_no_derating_and_one_that_rises_is(db: Path) -> None:
+    world = World(db)
+    for second in range(700):
+        for name, sick in world.sick.items():
+            share = 0.05 if name == "b" and second > 640 else 0.4 + 0.05 * ((second // 30) % 3)
+            queries = sick.extra.get(catalog.KV_QUERIES.name, 0.0) + 100
+            hits = sick.extra.get(catalog.KV_HITS.name, 0.0) + 100 * share
+            sick.extra = {catalog.KV_QUERIES.name: queries, catalog.KV_HITS.name: hits}
+        await world.run(1)
+        if second == 639:
+            assert world.gateway.writes == [], "half of the tokens missing is this traffic's normal"
+    assert world.weight("b") == pytest.approx(0.73)
+    assert {world.weight(n) for n in "acd"} == {1.0}

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import sqrt
 from statistics import median
 from typing import Annotated
 
@@ -85,22 +86,37 @@ class Breaker:
     why: str = ""
 
 
-KV_BASELINE_TICKS = 120
-"""Ticks of a backend's own history before its KV miss rate may be called worse than its baseline."""
-KV_BASELINE_MARGIN = 0.05
+KV_SPACING_S = 60.0
+"""One reading a minute: windows of a minute that overlap would be one fact told many times."""
+KV_READINGS = 10
+"""Ten minutes of a backend's own history before its KV miss rate may be called worse than its baseline."""
+KV_MARGIN = 0.05
+KV_SIGMAS = 4.0
+"""Prefix hits come and go with the traffic: only what lies outside the backend's own spread is a change."""
+KV_FORGETTING = 0.05
+"""Weight of the newest reading: about the last twenty minutes count."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvBaseline:
-    mean: float = 0.0
-    ticks: int = 0
+    """Running mean and variance of one backend's KV miss rate; ``taken_at`` in monotonic seconds."""
 
-    def updated(self, miss: float) -> KvBaseline:
-        ticks = min(self.ticks + 1, KV_BASELINE_TICKS)
-        return KvBaseline(self.mean + (miss - self.mean) / ticks, ticks)
+    mean: float = 0.0
+    variance: float = 0.0
+    readings: int = 0
+    taken_at: float = float("-inf")
+
+    def updated(self, miss: float, now: float) -> KvBaseline:
+        if now - self.taken_at < KV_SPACING_S:
+            return self
+        readings = self.readings + 1
+        share = max(KV_FORGETTING, 1.0 / readings)
+        step = miss - self.mean
+        variance = (1.0 - share) * (self.variance + share * step * step)
+        return KvBaseline(self.mean + share * step, variance, readings, now)
 
     def is_worse(self, miss: float) -> bool:
-        return self.ticks >= KV_BASELINE_TICKS and miss > self.mean + KV_BASELINE_MARGIN
+        return self.readings >= KV_READINGS and miss - self.mean > max(KV_MARGIN, KV_SIGMAS * sqrt(self.variance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +165,17 @@ def decide(
         if seen.state.is_dead:
             dead_at[backend.name] = now
         step_time_s = None if now - dead_at.get(backend.name, -AFTERMATH_S) < AFTERMATH_S else _step_time_s(recent)
+        worse_miss = _worse_miss(window, baseline)
         wants = [
             *_dead(seen),
             *_breaker_wants(breaker, params),
             *_pressure(seen, recent, situation.slo.ttft_p99_s, params),
             *_lost_gpu(seen, recent, params),
-            *_slow(seen, step_time_s, window, baseline, params),
+            *_slow(seen, step_time_s, window, worse_miss, params),
         ]
-        miss = window.kv_miss_ratio if window else None
         breakers[backend.name] = breaker
-        baselines[backend.name] = baseline if miss is None or baseline.is_worse(miss) else baseline.updated(miss)
+        miss = window.kv_miss_ratio if window else None
+        baselines[backend.name] = baseline if miss is None or worse_miss is not None else baseline.updated(miss, now)
         desired.extend(DesiredState(NAME, backend.name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
     return Memory(breakers, baselines, dead_at), tuple(desired)
 
@@ -215,7 +232,7 @@ def _slow(
     seen: BackendObservation,
     step_s: float | None,
     window: Window | None,
-    baseline: KvBaseline,
+    worse_miss: float | None,
     params: GpuHealthGateParams,
 ) -> list[_Want]:
     """One weight: step time and derating multiply, and the floor holds for the product."""
@@ -224,7 +241,7 @@ def _slow(
         weight *= params.slow_weight
         reasons.append(f"mean step time {step_s * 1e3:.0f} ms, limit {params.step_time_limit_s * 1e3:.0f} ms")
     penalty = 0.0
-    for name, share in _breached(seen, window, baseline, params):
+    for name, share in _breached(seen, window, worse_miss, params):
         penalty += share
         reasons.append(name)
     weight = max(params.floor_weight, weight * (1.0 - penalty))
@@ -241,7 +258,7 @@ def _step_time_s(recent: Window | None) -> float | None:
 
 
 def _breached(
-    seen: BackendObservation, window: Window | None, baseline: KvBaseline, params: GpuHealthGateParams
+    seen: BackendObservation, window: Window | None, worse_miss: float | None, params: GpuHealthGateParams
 ) -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
 
@@ -252,9 +269,7 @@ def _breached(
     check(
         "fragmentation", _worst(seen.gpus, "fragmentation_ratio"), params.fragmentation_limit_ratio, params.fragmentation_penalty
     )
-    miss = window.kv_miss_ratio if window else None
-    if miss is not None and baseline.is_worse(miss):
-        check("KV miss rate", miss, params.kv_miss_limit_ratio, params.kv_miss_penalty)
+    check("KV miss rate", worse_miss, params.kv_miss_limit_ratio, params.kv_miss_penalty)
     pre = window.quantile("preprocess", 0.95) if window else None
     check("preprocessing P95 in s", pre.value if pre else None, params.preprocess_p95_limit_s, params.preprocess_penalty)
     before = len(found)
@@ -262,6 +277,12 @@ def _breached(
     if len(found) == before:  # the two links are one dimension with one penalty
         check("PCIe use", _worst(seen.gpus, "pcie_ratio"), params.pcie_limit_ratio, params.link_penalty)
     return found
+
+
+def _worse_miss(window: Window | None, baseline: KvBaseline) -> float | None:
+    """The KV miss rate where it is worse than the backend's own baseline, else None."""
+    miss = window.kv_miss_ratio if window else None
+    return miss if miss is not None and baseline.is_worse(miss) else None
 
 
 def _worst(gpus: tuple[GpuObservation, ...], attribute: str) -> float | None:
