@@ -35,15 +35,20 @@ Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", hel
 Format = Annotated[LogFormat | None, typer.Option("--log-format", help="Default: text on a terminal, else json.")]
 
 
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True)] = False,
-    log_format: Format = None,
-) -> None:
-    """Options for every command."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"tailkeeper {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+    log_format: Format = None,
+) -> None:
+    """Keeps the tail latency of self-hosted LLM inference inside its SLA."""
     set_up(log_format)
 
 
