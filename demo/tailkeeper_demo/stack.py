@@ -177,7 +177,7 @@ def _configuration(
             "state": str(folder / "tailkeeper.db"),
             "alertmanager": {"url": alertmanager},
         },
-        "policies": {"gpu_health_gate": {"mode": "enforce", "params": {"breaker_open_s": 10}}},
+        "policies": {"gpu_health_gate": {"mode": "enforce", "params": {"breaker_open_s": 15, "breaker_trial_requests": 5}}},
         "guards": {"cooldown_s": 5, "return_ramp_s": 8, "lease_s": 60},
     }
 

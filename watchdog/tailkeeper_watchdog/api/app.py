@@ -2,75 +2,107 @@
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from tailkeeper_watchdog.api import documents
+from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.page import TickDurations, WatchdogCollector, render
+from tailkeeper_watchdog.api.received import Received
+from tailkeeper_watchdog.api.strict import StrictJson
+from tailkeeper_watchdog.api.trends import Trends
 from tailkeeper_watchdog.decision_log import DecisionLog
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.switches import MAX_HOLD_S, Switches
 
-MAX_ALERTS_KEPT = 500
 MAX_DECISIONS = 1_000
 READY_TICKS = 3
 """Not ready after this many tick times without a good tick."""
+NAME_LIMIT_CHARS = 128
 _CONSOLE = {
     "/": ("index.html", "text/html"),
     "/console.js": ("console.js", "text/javascript"),
     "/console.css": ("console.css", "text/css"),
 }
 
+BackendName = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT_CHARS)]
 
-class HoldRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+
+class FindingsQuery(Strict):
+    open: bool | None = None
+
+
+class DecisionsQuery(Strict):
+    """``since`` in epoch seconds."""
+
+    backend: BackendName | None = None
+    since: float | None = None
+    limit: Annotated[int, Field(ge=1, le=MAX_DECISIONS)] = 100
+
+
+class HoldRequest(Strict):
     reason: Annotated[str, Field(min_length=1, max_length=300)]
     for_s: Annotated[float, Field(gt=0, le=MAX_HOLD_S)]
 
 
-class ReleaseRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    backend: str | None = None
+class ReleaseRequest(Strict):
+    backend: BackendName | None = None
 
 
-class Received:
-    """Alerts that Alertmanager told us of: information, never a command. Bounded; the oldest goes first."""
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the API tells of and turns. Everything is asked on the event loop; only writing documents leaves it."""
 
-    def __init__(self) -> None:
-        self._alerts: OrderedDict[str, dict[str, Any]] = OrderedDict()
+    loop: Loop
+    ledger: Ledger
+    decisions: DecisionLog
+    switches: Switches
+    durations: TickDurations
+    modes: Mapping[str, Mode]
+    tick_s: float
 
-    def take(self, document: Mapping[str, Any], now: float) -> int:
-        """How many alerts of the document were understood."""
-        taken = 0
-        rows = document.get("alerts")
-        for row in rows[:MAX_ALERTS_KEPT] if isinstance(rows, list) else ():
-            if not isinstance(row, dict) or not isinstance(row.get("fingerprint"), str):
-                continue
-            labels = row.get("labels")
-            self._alerts[row["fingerprint"][:64]] = {
-                "fingerprint": row["fingerprint"][:64],
-                "starts_at": str(row.get("startsAt", ""))[:64],
-                "status": str(row.get("status", ""))[:32],
-                "labels": {str(k)[:128]: str(v)[:256] for k, v in list(labels.items())[:32]} if isinstance(labels, dict) else {},
-                "received": now,
-            }
-            self._alerts.move_to_end(row["fingerprint"][:64])
-            taken += 1
-        while len(self._alerts) > MAX_ALERTS_KEPT:
-            self._alerts.popitem(last=False)
-        return taken
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(b.name for b in self.loop.parts.backends)
 
-    def list(self) -> list[dict[str, Any]]:
-        return list(reversed(self._alerts.values()))
+    def require(self, backend: str) -> None:
+        """Raises HTTPException 404 for a backend that is not configured."""
+        if backend not in self.names:
+            raise no_backend(backend, self.names)
+
+    def view(self) -> documents.FleetView:
+        """Raises HTTPException 503 before the first tick has ended."""
+        loop = self.loop
+        if loop.latest is None:
+            raise HTTPException(503, "the first tick has not ended yet")
+        return documents.FleetView(
+            record=loop.latest,
+            now_unix_s=loop.parts.wall(),
+            tick_s=self.tick_s,
+            support=loop.support,
+            modes=self.modes,
+            servers=loop.report.servers,
+            gateway_errors=loop.report.errors,
+            paused=self.switches.paused(),
+            leases=self.ledger.leases(),
+            holds=self.switches.holds(),
+        )
+
+    def paused_or_unknown(self) -> bool | None:
+        try:
+            return self.switches.paused() is not None
+        except LedgerError:
+            return None
 
 
 def build_api(
@@ -83,109 +115,163 @@ def build_api(
     tick_s: float,
 ) -> FastAPI:
     """The application, without the gate in front of it (``security.Gate``)."""
-    api = FastAPI(title="Tailkeeper watchdog", version="1", docs_url=None, redoc_url=None)
-    received = Received()
-    known = {b.name for b in loop.parts.backends}
-    _add_reads(api, loop, ledger, switches, modes)
-    _add_own(api, loop, decisions, switches, durations, tick_s)
-    _add_changes(api, loop, switches, known)
-    _add_alerts(api, received)
+    trends = Trends()
+    # A redirect to the path without its slash would go to whatever host the request names.
+    api = FastAPI(
+        title="Tailkeeper watchdog",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=DOCUMENTED,
+        lifespan=_following(trends, loop),
+    )
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s)
+    add_handlers(api)
+    _add_reads(api, watched)
+    _add_trends(api, trends)
+    _add_own(api, watched)
+    _add_changes(api, watched)
+    _add_alerts(api, Received(), loop.parts.wall)
     _add_console(api)
     return api
 
 
-def _add_reads(api: FastAPI, loop: Loop, ledger: Ledger, switches: Switches, modes: Mapping[str, Mode]) -> None:
+def _following(trends: Trends, loop: Loop) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Trends are noted while the application is served."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(trends.follow(lambda: loop.latest))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    return lifespan
+
+
+def _add_reads(api: FastAPI, watched: Watched) -> None:
     @api.get("/api/v1/fleet")
-    async def fleet() -> JSONResponse:
-        if loop.latest is None:
-            raise HTTPException(503, "the first tick has not ended yet")
-        document = documents.fleet(loop.latest, switches.paused(), loop.report.servers, loop.support, modes, ledger.leases())
-        return JSONResponse(document)
+    async def fleet() -> Response:
+        view = watched.view()
+        return await run_in_threadpool(lambda: StrictJson(documents.fleet(view)))
 
     @api.get("/api/v1/findings")
-    async def findings(open: bool | None = None) -> JSONResponse:
-        book = loop.memory.book
-        rows = list(book.open_findings) if open else [*book.open_findings, *reversed(book.closed)]
-        return JSONResponse([documents.finding(f) for f in sorted(rows, key=lambda f: -f.since_unix_s)])
+    async def findings(query: Annotated[FindingsQuery, Query()]) -> Response:
+        book = watched.loop.memory.book
+        rows = (*(() if query.open is False else book.open_findings), *(() if query.open else book.closed))
+        newest_first = sorted(rows, key=lambda f: -f.since_unix_s)
+        return StrictJson([documents.finding(f) for f in newest_first])
 
     @api.get("/api/v1/decisions")
-    async def decided(
-        backend: str | None = None,
-        since: float | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 100,
-    ) -> JSONResponse:
-        return JSONResponse([documents.decision(d) for d in ledger.decisions(backend, since, limit)])
+    async def decided(query: Annotated[DecisionsQuery, Query()]) -> Response:
+        rows = watched.ledger.decisions(query.backend, query.since, query.limit)
+        if not rows and query.backend is not None and not watched.ledger.decisions(query.backend, limit=1):
+            watched.require(query.backend)  # one that is gone from the configuration keeps its history
+        return StrictJson([documents.decision(d) for d in rows])
 
     @api.get("/api/v1/policies")
-    async def policies() -> JSONResponse:
-        return JSONResponse(documents.policies(loop.parts.backends, loop.support, modes))
+    async def policies() -> Response:
+        loop = watched.loop
+        return await run_in_threadpool(lambda: StrictJson(documents.policies(loop.parts.backends, loop.support, watched.modes)))
 
 
-def _add_own(
-    api: FastAPI, loop: Loop, decisions: DecisionLog, switches: Switches, durations: TickDurations, tick_s: float
-) -> None:
+def _add_trends(api: FastAPI, trends: Trends) -> None:
+    @api.get("/api/v1/trends")
+    async def trends_() -> Response:
+        return StrictJson(trends.document())
+
+
+def _add_own(api: FastAPI, watched: Watched) -> None:
     @api.get("/metrics")
     async def metrics(request: Request) -> Response:
-        collector = WatchdogCollector(loop.latest, durations, decisions.counts, switches.paused() is not None)
-        body, content_type = render(collector, request.headers.get("accept", ""))
-        return Response(body, media_type=None, headers={"content-type": content_type})
+        counts = watched.decisions.counts
+        collector = WatchdogCollector(watched.loop.latest, watched.durations, counts, watched.paused_or_unknown())
+        body, content_type = await run_in_threadpool(render, collector, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 
     @api.get("/livez")
-    async def livez() -> JSONResponse:
-        return JSONResponse({"status": "pass"})
+    async def livez() -> Response:
+        return StrictJson({"status": "pass"})
 
     @api.get("/readyz")
-    async def readyz() -> JSONResponse:
-        latest = loop.latest
-        limit_s = READY_TICKS * max(tick_s, 1.0)
-        age_s = None if latest is None else time.time() - latest.time_unix_s
-        good = latest is not None and latest.error is None and age_s is not None and age_s <= limit_s
-        reason = "no tick yet" if latest is None else latest.error or ("" if good else f"last tick {age_s:.1f} s ago")
-        return JSONResponse({"status": "pass" if good else "fail", "reason": reason}, status_code=200 if good else 503)
+    async def readyz() -> Response:
+        why_not = _why_not_ready(watched)
+        return StrictJson({"status": "fail" if why_not else "pass", "reason": why_not}, 503 if why_not else 200)
 
 
-def _add_changes(api: FastAPI, loop: Loop, switches: Switches, known: set[str]) -> None:
-    @api.post("/api/v1/pause")
-    async def pause() -> JSONResponse:
-        switches.pause("paused by API")
-        return JSONResponse({"paused": True})
+def _why_not_ready(watched: Watched) -> str:
+    """Empty when the last tick was good and is recent. By the monotonic clock: a clock step is no outage."""
+    latest = watched.loop.latest
+    if latest is None:
+        return "no tick yet"
+    age_s = watched.loop.parts.monotonic() - latest.situation.snapshot.now
+    limit_s = READY_TICKS * max(watched.tick_s, 1.0)
+    late = f"the last tick was {age_s:.1f} s ago, limit {limit_s:g} s" if age_s > limit_s else ""
+    return latest.error or late
 
-    @api.post("/api/v1/resume")
-    async def resume() -> JSONResponse:
-        switches.resume()
-        still = switches.paused()
-        return JSONResponse({"paused": still is not None, "paused_because": still})
+
+def _add_changes(api: FastAPI, watched: Watched) -> None:
+    _add_pause(api, watched.switches)
+    _add_holds(api, watched)
 
     @api.post("/api/v1/release")
-    async def release(wanted: Annotated[ReleaseRequest | None, Body()] = None) -> JSONResponse:
+    async def release(wanted: Annotated[ReleaseRequest | None, Body()] = None) -> Response:
         backend = wanted.backend if wanted else None
-        if backend is not None and backend not in known:
-            raise HTTPException(404, f"no backend {backend!r}; known: {', '.join(sorted(known))}")
-        done = await loop.release("released by API", backend)
-        return JSONResponse({"decisions": [documents.decision(d) for d in done.decisions], "failed": len(done.failed)})
-
-    @api.post("/api/v1/backends/{backend}/hold")
-    async def hold(backend: str, wanted: HoldRequest) -> JSONResponse:
-        if backend not in known:
-            raise HTTPException(404, f"no backend {backend!r}; known: {', '.join(sorted(known))}")
-        held = switches.hold(backend, wanted.reason, wanted.for_s)
-        return JSONResponse({"backend": backend, "reason": held.reason, "until": held.until_unix_s})
-
-    @api.delete("/api/v1/backends/{backend}/hold")
-    async def unhold(backend: str) -> JSONResponse:
-        if not switches.unhold(backend):
-            raise HTTPException(404, f"no hold on {backend!r}")
-        return JSONResponse({"backend": backend, "held": False})
+        if backend is not None and not any(lease.backend == backend for lease in watched.ledger.leases()):
+            watched.require(backend)  # a lease of a backend that is gone from the configuration can be given back too
+        try:
+            done = await watched.loop.release("released by API", backend)
+        except* LedgerError as errors:  # gateways are written side by side, so their errors come as a group
+            raise LedgerError("; ".join(str(error) for error in errors.exceptions)) from None
+        left = [x for x in watched.ledger.leases() if backend in (None, x.backend)]
+        return StrictJson({"decisions": [documents.decision(d) for d in done.decisions], "failed": len(left)})
 
 
-def _add_alerts(api: FastAPI, received: Received) -> None:
+def _add_pause(api: FastAPI, switches: Switches) -> None:
+    def answer() -> Response:
+        why = switches.paused()
+        return StrictJson({"paused": why is not None, "paused_because": why})
+
+    @api.post("/api/v1/pause")
+    async def pause() -> Response:
+        switches.pause("paused by API")
+        return answer()
+
+    @api.post("/api/v1/resume")
+    async def resume() -> Response:
+        switches.resume()
+        return answer()
+
+
+def _add_holds(api: FastAPI, watched: Watched) -> None:
+    # ``:path`` because a backend may be called namespace/pod; a slash in a name arrives decoded.
+    @api.post("/api/v1/backends/{backend:path}/hold")
+    async def hold(backend: str, wanted: HoldRequest) -> Response:
+        watched.require(backend)
+        held = watched.switches.hold(backend, wanted.reason, wanted.for_s)
+        return StrictJson({"backend": backend, "reason": held.reason, "until": held.until_unix_s})
+
+    @api.delete("/api/v1/backends/{backend:path}/hold")
+    async def unhold(backend: str) -> Response:
+        if not watched.switches.unhold(backend):
+            watched.require(backend)
+            raise HTTPException(404, f"there is no hold on {backend!r}")
+        return StrictJson({"backend": backend, "held": False})
+
+
+def _add_alerts(api: FastAPI, received: Received, wall: Callable[[], float]) -> None:
     @api.post("/api/v1/alerts")
-    async def take(document: Annotated[dict[str, Any], Body()]) -> JSONResponse:
-        return JSONResponse({"taken": received.take(document, time.time())})
+    async def take(document: Annotated[dict[str, Any], Body()]) -> Response:
+        taken = received.take(document, wall())
+        return StrictJson({"taken": taken.taken, "refused": taken.refused})
 
     @api.get("/api/v1/alerts")
-    async def alerts() -> JSONResponse:
-        return JSONResponse(received.list())
+    async def alerts() -> Response:
+        return StrictJson(received.newest_first())
 
 
 def _add_console(api: FastAPI) -> None:
@@ -195,7 +281,7 @@ def _add_console(api: FastAPI) -> None:
         api.add_api_route(path, _static(content, media_type), methods=["GET"], include_in_schema=False)
 
 
-def _static(content: bytes, media_type: str) -> Any:
+def _static(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
     async def answer() -> Response:
         return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
 

@@ -1,149 +1,205 @@
-"""Records of the core as the JSON documents of the public contract. Pure: values in, plain dictionaries out."""
+"""Records of the core as the JSON documents of the public contract. Pure: values in, plain dictionaries out.
+
+A field that is not known is null, never 0. The fleet's document is made for 2,000 backends: everything that is looked
+up by backend is sorted by backend once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
+from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Quantile
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
+from tailkeeper_watchdog.api.why import Circumstances, actuation_of, why_of
 from tailkeeper_watchdog.model import (
     SERVE,
     Backend,
     BackendObservation,
     Decision,
+    DesiredState,
     Enforceability,
     Finding,
     HealthScore,
     Knob,
+    KnobValue,
     Lease,
     Mode,
+    Situation,
     Target,
     TickRecord,
+    Verdict,
 )
 from tailkeeper_watchdog.policies import POLICIES
+from tailkeeper_watchdog.resolve import RESTRICTION
+from tailkeeper_watchdog.settings import PoliciesSettings, UnbuiltPolicySettings
+from tailkeeper_watchdog.switches import Hold
 
 Json = dict[str, Any]
 MODE_ORDER = (Mode.OBSERVE, Mode.ADVISE, Mode.ENFORCE)
+UNBUILT = "this policy is not in this version"
 
 
-def fleet(
-    record: TickRecord,
-    paused: str | None,
-    servers: Mapping[Target, ServerState],
-    support: Mapping[tuple[str, Knob], Support],
-    modes: Mapping[str, Mode],
-    leases: tuple[Lease, ...],
-) -> Json:
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What ``GET /api/v1/fleet`` is made from, all of one moment. ``now_unix_s`` is the watchdog's own clock."""
+
+    record: TickRecord
+    now_unix_s: float
+    tick_s: float
+    support: Mapping[tuple[str, Knob], Support]
+    modes: Mapping[str, Mode]
+    servers: Mapping[Target, ServerState] = field(default_factory=dict)
+    gateway_errors: Mapping[str, str] = field(default_factory=dict)
+    paused: str | None = None
+    leases: tuple[Lease, ...] = ()
+    holds: Mapping[str, Hold] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> Mode:
+        """How far the boldest policy may go."""
+        return max(self.modes.values(), key=MODE_ORDER.index, default=Mode.OBSERVE)
+
+
+class _OfBackend(Protocol):
+    @property
+    def backend(self) -> str: ...
+
+
+T = TypeVar("T", bound=_OfBackend)
+
+
+def _by_backend(rows: Iterable[T]) -> Mapping[str, tuple[T, ...]]:
+    found: dict[str, list[T]] = defaultdict(list)
+    for row in rows:
+        found[row.backend].append(row)
+    return {name: tuple(of_one) for name, of_one in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """A view's rows by backend."""
+
+    desired: Mapping[str, tuple[DesiredState, ...]]
+    leases: Mapping[str, tuple[Lease, ...]]
+    verdicts: Mapping[str, tuple[Verdict, ...]]
+
+    @classmethod
+    def of(cls, view: FleetView) -> _Sorted:
+        verdicts: dict[str, list[Verdict]] = defaultdict(list)
+        for verdict in view.record.verdicts:
+            verdicts[verdict.desired.backend].append(verdict)
+        return cls(
+            _by_backend(view.record.desired),
+            _by_backend(view.leases),
+            {name: tuple(of_one) for name, of_one in verdicts.items()},
+        )
+
+
+def fleet(view: FleetView) -> Json:
     """``GET /api/v1/fleet``."""
-    highest = max(modes.values(), key=MODE_ORDER.index, default=Mode.OBSERVE)
+    record = view.record
+    situation = record.situation
+    rows = _Sorted.of(view)
     return {
         "time": record.time_unix_s,
+        "now": view.now_unix_s,
         "tick": record.tick,
-        "mode": highest.value,
-        "paused": paused is not None,
-        "paused_because": paused,
-        "error": record.error or record.situation.snapshot.source_error,
-        "slo_ttft_p99_s": record.situation.slo.ttft_p99_s,
-        "backends": [_backend(b, record, servers, support, highest, leases) for b in record.situation.snapshot.backends],
+        "tick_s": view.tick_s,
+        "mode": view.mode.value,
+        "paused": view.paused is not None,
+        "paused_because": view.paused,
+        "error": record.error or situation.snapshot.source_error,
+        "gateway_errors": dict(view.gateway_errors),
+        "slo_ttft_p99_s": situation.slo.ttft_p99_s,
+        "stale_after_s": situation.stale_after_s,
+        "backends": [_backend(backend, view, rows) for backend in situation.snapshot.backends],
     }
 
 
-def _backend(
-    backend: Backend,
-    record: TickRecord,
-    servers: Mapping[Target, ServerState],
-    support: Mapping[tuple[str, Knob], Support],
-    mode: Mode,
-    leases: tuple[Lease, ...],
-) -> Json:
-    situation = record.situation
-    seen = situation.snapshot.observations.get(backend.name)
-    score = situation.scores.get(backend.name) or HealthScore(backend.name, None)
-    p99 = situation.p99(backend.name, "ttft")
-    actuation, why = _actuation(backend, support, mode)
+def _backend(backend: Backend, view: FleetView, rows: _Sorted) -> Json:
+    name, situation = backend.name, view.record.situation
+    seen = situation.snapshot.observations.get(name)
+    desired, leases = rows.desired.get(name, ()), rows.leases.get(name, ())
+    actuation, unable = actuation_of(name, view.support, view.mode)
+    circumstances = Circumstances(seen, desired, rows.verdicts.get(name, ()), leases, unable)
     return {
-        "backend": backend.name,
+        "backend": name,
         "model": backend.model,
         "state": seen.state.value if seen else "unknown",
         "reasons": list(seen.reasons) if seen else [],
-        "hscore": score.hscore,
-        "dominant_factor": score.dominant_factor,
-        "unknown_factors": list(score.unknown_factors),
-        "factors": {
-            f.name: {"goodness": f.goodness, "weight": f.weight, "value": f.value, "unit": f.unit} for f in score.factors
-        },
-        "p99_s": p99.value if p99 else None,
-        "p99_saturated": p99.saturated if p99 else False,
-        "samples": _samples(p99),
+        **_score(situation.scores.get(name) or HealthScore(name, None)),
+        **_p99(known_p99(situation, name, "ttft")),
         "age_s": seen.age_s if seen else None,
-        "desired": _desired(backend.name, record),
-        "actual": _actual(backend, servers),
-        "leases": [_lease(lease) for lease in leases if lease.backend == backend.name],
+        "desired": _desired(desired, computed=view.record.error is None),
+        "actual": _actual(backend, view.servers),
         "actuation": actuation.value,
-        "why": why or _why_not(backend.name, record, seen),
+        "why": why_of(circumstances),
+        "leases": [_lease(lease) for lease in leases],
+        "hold": _hold(view.holds.get(name)),
         **_load(seen),
     }
 
 
-def _samples(p99: Quantile | None) -> int:
-    return p99.samples if p99 else 0
+def _score(score: HealthScore) -> Json:
+    return {
+        "hscore": score.hscore,
+        "dominant_factor": score.dominant_factor,
+        "factors": {
+            f.name: {"goodness": f.goodness, "weight": f.weight, "value": f.value, "unit": f.unit} for f in score.factors
+        },
+        "unknown_factors": list(score.unknown_factors),
+    }
+
+
+def known_p99(situation: Situation, backend: str, signal: str) -> Quantile | None:
+    """The P99 of a backend whose evidence is fresh. The last window of a silent one describes the past: it is not known."""
+    return None if situation.fresh(backend) is None else situation.p99(backend, signal)
+
+
+def _p99(quantile: Quantile | None) -> Json:
+    """No quantile means that no request is behind one: n = 0."""
+    if quantile is None:
+        return {"p99_s": None, "p99_saturated": False, "samples": 0}
+    return {"p99_s": quantile.value, "p99_saturated": quantile.saturated, "samples": quantile.samples}
 
 
 def _load(seen: BackendObservation | None) -> Json:
     """Queue, KV and GPU at a glance; null where not known."""
-    if seen is None:
-        return {"running": None, "waiting": None, "kv_usage_ratio": None, "gpu_utilization_ratio": None}
-    use = [v for g in seen.gpus if (v := g.utilization_ratio.value) is not None]
+    use = [v for g in seen.gpus if (v := g.utilization_ratio.value) is not None] if seen else []
     return {
-        "running": seen.value("llm_requests_running"),
-        "waiting": seen.value("llm_requests_waiting"),
-        "kv_usage_ratio": seen.value("llm_kv_cache_usage_ratio"),
+        "running": seen.value(catalog.RUNNING.name) if seen else None,
+        "waiting": seen.value(catalog.WAITING.name) if seen else None,
+        "kv_usage_ratio": seen.value(catalog.KV_USAGE.name) if seen else None,
         "gpu_utilization_ratio": sum(use) / len(use) if use else None,
     }
 
 
-def _desired(name: str, record: TickRecord) -> Json:
-    wanted: Json = {"weight": 1.0, "admission": SERVE}
-    for wish in record.desired:
-        if wish.backend == name:
-            known = wanted.get(wish.knob.value)
-            wanted[wish.knob.value] = min(known, wish.value) if isinstance(known, float) else wish.value
-    return wanted
+def _desired(wishes: tuple[DesiredState, ...], *, computed: bool) -> Json:
+    """What the policies want, the most restrictive of it; normal where they want nothing, null where none was asked."""
+    if not computed:
+        return {"weight": None, "admission": None}
+    wanted: dict[str, KnobValue] = {Knob.WEIGHT.value: 1.0, Knob.ADMISSION.value: SERVE}
+    for wish in wishes:
+        known = wanted.get(wish.knob.value, wish.value)
+        wanted[wish.knob.value] = min(known, wish.value, key=RESTRICTION[wish.knob])
+    return dict(wanted)
 
 
 def _actual(backend: Backend, servers: Mapping[Target, ServerState]) -> Json:
     """What the gateway reported at this tick; with several gateways the most restricted."""
     states = [servers[t] for t in backend.targets if t in servers]
-    if not states:
-        return {"weight": None, "admission": None}
     weights = [float(s.values[Knob.WEIGHT]) for s in states if Knob.WEIGHT in s.values]
     admissions = [s.values[Knob.ADMISSION] for s in states if Knob.ADMISSION in s.values]
     return {
         "weight": min(weights) if weights else None,
         "admission": next((a for a in admissions if a != SERVE), admissions[0] if admissions else None),
-        "in_service": all(s.in_service for s in states),
+        "in_service": all(s.in_service for s in states) if states else None,
+        "doubt": "; ".join(s.doubt for s in states if s.doubt) or None,
     }
-
-
-def _actuation(backend: Backend, support: Mapping[tuple[str, Knob], Support], mode: Mode) -> tuple[Enforceability, str]:
-    knobs = {knob for policy in POLICIES for knob in policy.knobs}
-    answers = [support[(backend.name, knob)] for knob in knobs if (backend.name, knob) in support]
-    if not any(a.enforceable for a in answers):
-        return Enforceability.NOT_ENFORCEABLE, answers[0].why_not if answers else "no gateway is configured"
-    if mode is not Mode.ENFORCE:
-        return Enforceability.OBSERVED, "no policy is in mode enforce"
-    return Enforceability.ENFORCED, ""
-
-
-def _why_not(name: str, record: TickRecord, seen: BackendObservation | None) -> str:
-    """The answer to "why did nothing happen?": the first refusal, else what is known of the state."""
-    for verdict in record.verdicts:
-        if verdict.desired.backend == name and verdict.refusal is not None:
-            return f"{verdict.refusal.value} ({verdict.detail})"
-    if seen is not None and seen.error is not None:
-        return seen.error
-    return "; ".join(seen.reasons) if seen else "nothing is known of it yet"
 
 
 def _lease(lease: Lease) -> Json:
@@ -160,6 +216,10 @@ def _lease(lease: Lease) -> Json:
         "expires": lease.expires_unix_s,
         "confirmed": lease.confirmed,
     }
+
+
+def _hold(hold: Hold | None) -> Json | None:
+    return None if hold is None else {"reason": hold.reason, "until": hold.until_unix_s}
 
 
 def finding(found: Finding) -> Json:
@@ -198,23 +258,28 @@ def decision(made: Decision) -> Json:
 
 
 def policies(backends: tuple[Backend, ...], support: Mapping[tuple[str, Knob], Support], modes: Mapping[str, Mode]) -> list[Json]:
-    """``GET /api/v1/policies``: policy × backend, each with the reason in plain words."""
+    """``GET /api/v1/policies``: policy × backend, each with the reason in plain words, those not in this version too."""
     table = []
     for policy in POLICIES:
         rows = []
         for backend in backends:
             answers = {knob: support[(backend.name, knob)] for knob in policy.knobs}
             rows.append({"backend": backend.name, **support_row(modes[policy.name], answers)})
-        table.append(
-            {
-                "policy": policy.name,
-                "summary": policy.summary,
-                "mode": modes[policy.name].value,
-                "knobs": [k.value for k in policy.knobs],
-                "backends": rows,
-            }
-        )
+        table.append(_policy(policy.name, policy.summary, modes[policy.name], policy.knobs, rows))
+    for name in unbuilt():
+        rows = [{"backend": b.name, "actuation": Enforceability.NOT_ENFORCEABLE.value, "why": UNBUILT} for b in backends]
+        table.append(_policy(name, UNBUILT, Mode.OBSERVE, (), rows))
     return table
+
+
+def unbuilt() -> tuple[str, ...]:
+    """Policies that the contract names and this version does not have."""
+    fields = PoliciesSettings.model_fields.items()
+    return tuple(name for name, described in fields if described.annotation is UnbuiltPolicySettings)
+
+
+def _policy(name: str, summary: str, mode: Mode, knobs: tuple[Knob, ...], rows: list[Json]) -> Json:
+    return {"policy": name, "summary": summary, "mode": mode.value, "knobs": [k.value for k in knobs], "backends": rows}
 
 
 def support_row(mode: Mode, answers: Mapping[Knob, Support]) -> Json:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
 from tailkeeper_exporter.catalog import SIGNALS
 from tailkeeper_exporter.catalog import Metric as Declared
 from tailkeeper_watchdog import metrics
+from tailkeeper_watchdog.api.documents import known_p99
 from tailkeeper_watchdog.detectors import DETECTORS
-from tailkeeper_watchdog.model import Finding, Knob, Outcome, TickRecord
+from tailkeeper_watchdog.model import DRAIN, Finding, Knob, Outcome, TickRecord
+from tailkeeper_watchdog.plan import RETURN_POLICY
 from tailkeeper_watchdog.policies import POLICIES
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+ACCEPT_LIMIT_CHARS = 4_096
+"""Ten times Prometheus 3's header."""
 
 
 class TickDurations:
@@ -34,79 +43,117 @@ class TickDurations:
 def _gauge(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | None]]) -> Metric:
     family = GaugeMetricFamily(declared.name, declared.help, labels=declared.label_names)
     for labels, value in rows:
-        if value is not None:
+        if value is not None and isfinite(value):
             family.add_metric(labels, value)
     return family
 
 
 class WatchdogCollector(Collector):
-    """One page from one record."""
+    """One page from one record. Copies what the loop goes on counting, so that a page may be written beside it.
+
+    ``paused`` None means that the switch cannot be read.
+    """
 
     def __init__(
         self,
         record: TickRecord | None,
         durations: TickDurations,
         counts: Mapping[tuple[str, Knob, Outcome], int],
-        paused: bool,
+        paused: bool | None,
     ) -> None:
-        self._record, self._durations, self._counts, self._paused = record, durations, counts, paused
+        self._record, self._paused = record, paused
+        self._durations, self._duration_sum = tuple(durations.counts), durations.sum
+        self._counts = dict(counts)
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge(metrics.PAUSED, [((), float(self._paused))])
+        yield _gauge(metrics.PAUSED, [((), None if self._paused is None else float(self._paused))])
         yield self._tick_duration()
         yield self._decisions()
         if self._record is not None:
-            yield from self._of_backends(self._record)
+            yield from _of_backends(self._record)
 
     def _tick_duration(self) -> Metric:
         declared = metrics.TICK_DURATION
         family = HistogramMetricFamily(declared.name, declared.help)
         bounds = [*(str(b) for b in metrics.TICK_BUCKETS), "+Inf"]
-        family.add_metric([], list(zip(bounds, self._durations.counts, strict=True)), self._durations.sum)
+        family.add_metric([], list(zip(bounds, self._durations, strict=True)), self._duration_sum)
         return family
 
     def _decisions(self) -> Metric:
         """Every combination exists at 0 from the start, so that the first decision of a kind is seen to rise."""
         declared = metrics.DECISIONS
         family = CounterMetricFamily(declared.name.removesuffix("_total"), declared.help, labels=declared.label_names)
-        known = {(p.name, knob, outcome) for p in POLICIES for knob in p.knobs for outcome in Outcome}
+        turned = [(policy.name, knob) for policy in POLICIES for knob in policy.knobs] + [(RETURN_POLICY, Knob.WEIGHT)]
+        known = {(policy, knob, outcome) for policy, knob in turned for outcome in Outcome}
         for key in sorted(known | set(self._counts)):
             family.add_metric([key[0], key[1].value, key[2].value], self._counts.get(key, 0))
         return family
 
-    def _of_backends(self, record: TickRecord) -> Iterator[Metric]:
-        situation = record.situation
-        names = [b.name for b in situation.snapshot.backends]
-        scores = situation.scores
-        yield _gauge(metrics.HSCORE, (((n,), scores[n].hscore) for n in names if n in scores))
-        yield _gauge(metrics.HSCORE_FACTOR, (((n, f.name), f.goodness) for n in names if n in scores for f in scores[n].factors))
-        yield _gauge(
-            metrics.BACKEND_P99,
-            (((n, s), q.value if (q := situation.p99(n, s)) else None) for n in names for s in SIGNALS),
-        )
-        seen = situation.snapshot.observations
-        yield _gauge(metrics.OBSERVATION_AGE, (((n,), seen[n].age_s) for n in names if n in seen))
-        wanted = dict.fromkeys(names, 1.0)
-        for wish in record.desired:
-            if wish.knob is Knob.WEIGHT:
-                wanted[wish.backend] = min(wanted.get(wish.backend, 1.0), float(wish.value))
-            elif wish.knob is Knob.ADMISSION:
-                wanted[wish.backend] = 0.0
-        yield _gauge(metrics.DESIRED_WEIGHT, (((n,), wanted[n]) for n in names))
-        yield _gauge(metrics.DRIFT_ACTIVE, self._drift(names, record.findings))
 
-    @staticmethod
-    def _drift(names: list[str], findings: tuple[Finding, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-        active = {(f.backend, f.signal, f.kind) for f in findings}
-        drifting = [(d, kind) for d in DETECTORS for kind in d.kinds if d.name == kind.value]
-        for name in names:
-            for detector, kind in drifting:
-                yield (name, "ttft", detector.name), float((name, "ttft", kind) in active)
+def _of_backends(record: TickRecord) -> Iterator[Metric]:
+    situation = record.situation
+    names = [b.name for b in situation.snapshot.backends]
+    scores, seen = situation.scores, situation.snapshot.observations
+    yield _gauge(metrics.HSCORE, (((n,), scores[n].hscore) for n in names if n in scores))
+    yield _gauge(metrics.HSCORE_FACTOR, (((n, f.name), f.goodness) for n in names if n in scores for f in scores[n].factors))
+    yield _gauge(
+        metrics.BACKEND_P99,
+        (((n, s), q.value if (q := known_p99(situation, n, s)) else None) for n in names for s in SIGNALS),
+    )
+    yield _gauge(metrics.OBSERVATION_AGE, (((n,), seen[n].age_s) for n in names if n in seen))
+    yield _gauge(metrics.DESIRED_WEIGHT, _desired_weights(record, names))
+    yield _gauge(metrics.DRIFT_ACTIVE, _drift(names, record.findings))
 
 
-def render(collector: WatchdogCollector, accept: str) -> tuple[bytes, str]:
+def _desired_weights(record: TickRecord, names: list[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Normal where no policy wants anything. A tick that failed asked no policy, so nothing is known of their wishes."""
+    if record.error is not None:
+        return
+    wanted = dict.fromkeys(names, 1.0)
+    for wish in record.desired:
+        if wish.knob is Knob.WEIGHT:
+            wanted[wish.backend] = min(wanted.get(wish.backend, 1.0), float(wish.value))
+        elif wish.knob is Knob.ADMISSION and wish.value == DRAIN:
+            wanted[wish.backend] = 0.0
+    for name in names:
+        yield (name,), wanted[name]
+
+
+def _drift(names: list[str], findings: tuple[Finding, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every backend × signal × detector that looks at latencies, so that a board can tell quiet from not looked at."""
+    active = {(f.backend, f.signal, f.kind) for f in findings}
+    drifting = [(d.name, kind) for d in DETECTORS for kind in d.kinds if d.name == kind.value]
+    for name in names:
+        for detector, kind in drifting:
+            yield (name, "ttft", detector), float((name, "ttft", kind) in active)
+
+
+def render(collector: Collector, accept: str) -> tuple[bytes, str]:
     """Body and content type in the dialect that ``accept`` asks for."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
+    if wants_openmetrics(accept):
+        return generate_openmetrics(registry), OPENMETRICS  # type: ignore[no-untyped-call]
+    return generate_latest(registry), TEXT
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics 1.0 is asked for, by name and no less than plain text. Everything else gets the text that every
+    scraper reads; the header is never echoed, and garbage in it never fails."""
+    best = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for entry in accept[:ACCEPT_LIMIT_CHARS].lower().split(","):
+        media, *rest = (word.strip() for word in entry.split(";"))
+        params = dict(word.split("=", 1) for word in rest if "=" in word)
+        if media == "application/openmetrics-text" and params.get("version", "1.0.0") not in ("1.0.0", "0.0.1"):
+            continue
+        if media in best:
+            best[media] = max(best[media], _quality(params.get("q", "1")))
+    return best["application/openmetrics-text"] > 0 and best["application/openmetrics-text"] >= best["text/plain"]
+
+
+def _quality(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value <= 1.0 else 0.0

@@ -1,15 +1,18 @@
 """Who may change something: a bearer token where one is configured, and never another web site's page.
 
-Pure ASGI, in front of the application: it looks at headers only, so a refused call costs nothing.
+Pure ASGI, in front of the application: it looks at headers only, so a refused call costs nothing. HEAD is answered
+as GET without its body.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from hmac import compare_digest
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 1024 * 1024
 """Alertmanager's webhook of 500 alerts is about half of this."""
@@ -18,6 +21,7 @@ _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -25,54 +29,111 @@ _HEADERS = [
     ),
 ]
 
+Refusal = tuple[int, str]
+
 
 class Gate:
-    """Wraps an ASGI application. ``token`` None means that changing calls need none (loopback only)."""
+    """Wraps an ASGI application. ``token`` None means that changing calls need none (loopback only).
+
+    Raises ValueError for an empty token: it would let everyone in who sends none.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
+        if token is not None and not token.strip():
+            raise ValueError("token_file: the file is empty; write a token into it, or take token_file out")
         self._app = app
-        self._token = token
+        self._token = None if token is None else token.strip().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-
-        async def with_headers(message: dict[str, object]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *_HEADERS]  # type: ignore[misc]
-            await send(message)
-
+        answer = _answering(send, without_body=scope["method"] == "HEAD")
         refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, with_headers)  # type: ignore[arg-type]
+        if refusal is not None:
+            await _refuse(refusal, answer)
             return
-        status, detail = refusal
-        body = json.dumps({"detail": detail}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        await with_headers({"type": "http.response.start", "status": status, "headers": headers})
-        await with_headers({"type": "http.response.body", "body": body})
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, answer)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope) -> Refusal | None:
         if scope["method"] in _READING:
             return None
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and urlsplit(origin).netloc != headers.get(b"host", b"").decode("latin-1"):
-            return 403, "a page of another site may not change anything here"
-        length = headers.get(b"content-length", b"0")
-        if b"transfer-encoding" in headers:
-            return 411, "send a Content-Length"
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            return 413, f"the body may have at most {MAX_BODY_BYTES} bytes"
-        return self._unauthorized(headers.get(b"authorization", b""))
+        return self._foreign(headers) or self._unauthorized(headers.get(b"authorization", b"")) or _unbounded(headers)
 
-    def _unauthorized(self, authorization: bytes) -> tuple[int, str] | None:
+    def _foreign(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """A browser names the page that calls. Without a token a page under a foreign name is refused too: a name that
+        its owner points at this machine (DNS rebinding) makes page and host agree."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not origin:
+            return None
+        if _netloc(origin) != host.lower():
+            return 403, "a page of another site may not change anything here"
+        if self._token is None and not _is_this_machine(host):
+            return 403, f"without a token_file only pages under localhost may change something, not {host[:100]}"
+        return None
+
+    def _unauthorized(self, authorization: bytes) -> Refusal | None:
         if self._token is None:
             return None
         scheme, _, given = authorization.partition(b" ")
-        if scheme.lower() == b"bearer" and compare_digest(given.strip(), self._token.encode()):
+        if scheme.lower() == b"bearer" and compare_digest(given.strip(), self._token):
             return None
         return 401, "send Authorization: Bearer TOKEN, the content of the configured token_file"
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _is_this_machine(host: str) -> bool:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _unbounded(headers: Mapping[bytes, bytes]) -> Refusal | None:
+    if b"transfer-encoding" in headers:
+        return 411, f"send a Content-Length of at most {MAX_BODY_BYTES} bytes; chunked bodies are not taken"
+    length = headers.get(b"content-length", b"0")
+    # Longer numbers are not even read: Python refuses to convert them.
+    if not length.isdigit() or len(length) > 12 or int(length) > MAX_BODY_BYTES:
+        return 413, f"the body may have at most {MAX_BODY_BYTES} bytes"
+    return None
+
+
+def _answering(send: Send, *, without_body: bool) -> Send:
+    """``send`` that adds our headers to every answer."""
+
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
+        elif message["type"] == "http.response.body" and without_body:
+            message = {**message, "body": b""}
+        await send(message)
+
+    return answer
+
+
+async def _refuse(refusal: Refusal, answer: Send) -> None:
+    status, detail = refusal
+    body = json.dumps({"detail": detail}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await answer({"type": "http.response.start", "status": status, "headers": headers})
+    await answer({"type": "http.response.body", "body": body})
