@@ -89,6 +89,7 @@ def _need(extra: str, error: ImportError) -> NoReturn:
 
 def _watchdog(config: Config) -> Any:
     try:
+        from tailkeeper_watchdog.actuators.calls import CallError
         from tailkeeper_watchdog.app import Watchdog
         from tailkeeper_watchdog.ledger import LedgerError
     except ImportError as error:
@@ -97,6 +98,8 @@ def _watchdog(config: Config) -> Any:
         return Watchdog(config.for_watchdog())
     except LedgerError as error:
         fail(FAILED, f"watchdog.state: {error}")
+    except (ValueError, OSError, CallError) as error:
+        fail(USAGE, str(error))
 
 
 @app.command()

@@ -43,6 +43,7 @@ _PACKAGES = {
     "prometheus-alertmanager": "prometheus-alertmanager",
     "amtool": "prometheus-alertmanager",
     "redis-server": "redis-server",
+    "chromium": "chromium",
 }
 """Debian's package for each binary; Debian calls Alertmanager's binary by the package's name."""
 

@@ -35,6 +35,7 @@ from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add
 from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
+from tailkeeper_watchdog.window import Window
 
 MIN_RECORDS = 20
 """Fewer request records than this have no P99 worth the name."""
@@ -89,8 +90,9 @@ def score_fleet(
             history = add(history, take_sample(seen, now - seen.age_s))
             uptime = observe(uptime, seen.state, now)
         histories[name], uptimes[name] = history, uptime
-        windows[name] = over(history, WINDOW_S, uptime.ratio())
-        recent[name] = over(history, RECENT_S)
+        # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
+        windows[name] = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
+        recent[name] = over(history, RECENT_S) if seen else Window()
         scores[name] = score(seen, windows[name], rules.weights, rules.slo, name)
     rings = _fill(memory.rings, records, now)
     exact = {

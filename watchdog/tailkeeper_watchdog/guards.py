@@ -57,20 +57,21 @@ class GuardContext:
 
 @dataclass(slots=True)
 class _Tally:
-    """Backends out of service, filled up while judging."""
+    """Sets of backend names, looked up once and filled up while judging."""
 
     drained: set[str]
     acted_on: set[str]
-    wanted_out: set[str]
+    bad: frozenset[str]
+    """Looks bad, cannot be seen, or is wanted out."""
+    serving: frozenset[str]
+    members: Mapping[Pool, tuple[Backend, ...]]
 
 
 def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verdict, ...]:
     """One verdict per enforced wish, in the order of judging."""
-    tally = _Tally(
-        drained=_drained(context),
-        acted_on=_acted_on(context),
-        wanted_out={w.backend for w in wishes if w.knob is Knob.ADMISSION and w.value == DRAIN},
-    )
+    if not wishes:
+        return ()
+    tally = _tally(wishes, context)
     verdicts = []
     for wish in sorted(wishes, key=lambda w: _urgency(w, context.snapshot)):
         refusal, detail = _first_refusal(wish, context, tally)
@@ -78,6 +79,21 @@ def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verd
         if refusal is None:
             _count(wish, tally)
     return tuple(verdicts)
+
+
+def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
+    bad = {w.backend for w in wishes if is_drain(w.knob, w.value)}
+    serving: set[str] = set()
+    members: dict[Pool, list[Backend]] = {}
+    for backend in context.snapshot.backends:
+        for pool in {(t.gateway, t.pool) for t in backend.targets}:
+            members.setdefault(pool, []).append(backend)
+        if _looks_bad(backend, context):
+            bad.add(backend.name)
+        elif context.snapshot.observations[backend.name].state.takes_work:
+            serving.add(backend.name)
+    pools = {pool: tuple(found) for pool, found in members.items()}
+    return _Tally(_drained(context), _acted_on(context), frozenset(bad), frozenset(serving), pools)
 
 
 def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[int, int, str]:
@@ -146,13 +162,12 @@ def _first_refusal(wish: DesiredState, context: GuardContext, tally: _Tally) -> 
             return refusal, detail
     if not takes_out(wish):
         return None, ""
-    backend = next((b for b in context.snapshot.backends if b.name == wish.backend), None)
-    if backend is None:
-        return Refusal.NOT_ENFORCEABLE, "not in the configuration any more"
-    for pool in {(t.gateway, t.pool) for t in backend.targets}:
-        refusal, detail = _pool_refusal(wish, backend, pool, context, tally)
-        if refusal is not None:
-            return refusal, detail
+    for pool, members in tally.members.items():
+        backend = next((m for m in members if m.name == wish.backend), None)
+        if backend is not None:
+            refusal, detail = _pool_refusal(wish, backend, pool, context.settings, tally)
+            if refusal is not None:
+                return refusal, detail
     return None, ""
 
 
@@ -199,32 +214,39 @@ def _in_force(wish: DesiredState, context: GuardContext) -> bool:
     return False
 
 
+MAX_NAMES = 5
+"""In one sentence; a decision that lists three hundred names is read by nobody."""
+
+
 def _pool_refusal(
-    wish: DesiredState, backend: Backend, pool: Pool, context: GuardContext, tally: _Tally
+    wish: DesiredState, backend: Backend, pool: Pool, settings: GuardsSettings, tally: _Tally
 ) -> tuple[Refusal | None, str]:
-    members = context.snapshot.pool_of(pool)
-    size = len(members)
+    members = tally.members[pool]
+    size, names = len(members), {m.name for m in members}
     if size <= 1:
         return Refusal.POOL_OF_ONE, f"pool {pool[0]}:{pool[1]}"
     drains = is_drain(wish.knob, wish.value)
     if backend.name in tally.drained or (backend.name in tally.acted_on and not drains):
         return None, ""  # counted already: this is a renewal, or a lighter touch on the same backend
-    bad = sum(1 for m in members if _looks_bad(m, context) or m.name in tally.wanted_out)
-    if bad > context.settings.panic_fraction * size:
+    bad = len(names & tally.bad)
+    if bad > settings.panic_fraction * size:
         return Refusal.PANIC, f"{bad} of {size} in {pool[0]}:{pool[1]} bad or unobservable"
-    others_out = {m.name for m in members if m.name in tally.acted_on} - {backend.name}
-    cap = cap_of(size, context.settings)
+    others_out = (names & tally.acted_on) - {backend.name}
+    cap = cap_of(size, settings)
     if len(others_out) + 1 > cap:
-        return Refusal.CAP, f"{len(others_out)} of {size} out already ({', '.join(sorted(others_out))}), cap {cap}"
-    left = [m for m in members if m.name != backend.name and m.name not in tally.acted_on and _serves(m, context)]
-    if len(left) < max(1, context.settings.min_healthy):
-        return (
-            Refusal.MIN_HEALTHY,
-            f"{len(left)} of {size} would be left serving, at least {max(1, context.settings.min_healthy)}",
-        )
+        return Refusal.CAP, f"{len(others_out)} of {size} out already ({_some(others_out)}), cap {cap}"
+    left = (names & tally.serving) - tally.acted_on - {backend.name}
+    least = max(1, settings.min_healthy)
+    if len(left) < least:
+        return Refusal.MIN_HEALTHY, f"{len(left)} of {size} would be left serving, at least {least}"
     if _last_of_zone(backend, members, left):
         return Refusal.ZONE, f"zone {backend.zone}"
     return None, ""
+
+
+def _some(names: set[str]) -> str:
+    listed = ", ".join(sorted(names)[:MAX_NAMES])
+    return listed if len(names) <= MAX_NAMES else f"{listed} and {len(names) - MAX_NAMES} more"
 
 
 def cap_of(size: int, settings: GuardsSettings) -> int:
@@ -240,11 +262,6 @@ def _looks_bad(backend: Backend, context: GuardContext) -> bool:
     return seen.state.is_dead or seen.state in (State.UNKNOWN, State.MISCONFIGURED)
 
 
-def _serves(backend: Backend, context: GuardContext) -> bool:
-    seen = context.snapshot.observations.get(backend.name)
-    return not _looks_bad(backend, context) and seen is not None and seen.state.takes_work
-
-
-def _last_of_zone(backend: Backend, members: tuple[Backend, ...], left: list[Backend]) -> bool:
+def _last_of_zone(backend: Backend, members: tuple[Backend, ...], left: set[str]) -> bool:
     zones = {m.zone for m in members}
-    return bool(backend.zone) and len(zones) > 1 and not any(m.zone == backend.zone for m in left)
+    return bool(backend.zone) and len(zones) > 1 and not any(m.zone == backend.zone and m.name in left for m in members)

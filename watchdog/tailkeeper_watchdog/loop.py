@@ -67,6 +67,13 @@ class Parts:
     wall: Callable[[], float] = time.time
 
 
+def _in_words(error: BaseException) -> str:
+    """The first cause: a task group wraps what happened in one of its tasks."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
 class Loop:
     """Owns the memory. ``on_tick`` is called after each tick with its record, from the same task."""
 
@@ -102,7 +109,7 @@ class Loop:
                 record = await self._steps(started)
         except Exception as error:  # the tick boundary: it is recorded and acts on nothing
             log.exception("tick failed", tick=self._tick)
-            record = self._failed(started, f"{type(error).__name__}: {error}")
+            record = self._failed(started, _in_words(error))
         self.latest = record
         self._on_tick(record)
         return record

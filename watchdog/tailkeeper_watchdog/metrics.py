@@ -7,7 +7,7 @@ from tailkeeper_exporter.catalog import BACKEND, SIGNAL, Kind, Label, Merge, Met
 
 FACTOR = Label("factor", 4, "latency, error_rate, cpu_usage or uptime")
 DETECTOR = Label("detector", 8, "the detector that found it")
-POLICY = Label("policy", 7, "the policy that wanted it")
+POLICY = Label("policy", 8, "the policy that wanted it; return is the way back")
 KNOB = Label("knob", 9, "what was to be changed")
 VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
 

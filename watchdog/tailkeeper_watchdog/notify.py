@@ -43,6 +43,8 @@ ALERT_NAMES: Mapping[FindingKind, str] = {
     FindingKind.DOWN: "BackendHung",
     FindingKind.MEMORY_PRESSURE: "MemoryPressure",
     FindingKind.TELEMETRY_LOST: "TelemetryLost",
+    FindingKind.COMMON_CAUSE: "HealthDegraded",
+    FindingKind.CONTENDED: "HealthDegraded",
 }
 """Every other kind is a form of drift in what users get."""
 DEFAULT_ALERT = "LatencyDrift"

@@ -1,0 +1,188 @@
+"""The exporter put together: collectors, GPU sampler, request ring and HTTP interface, in one event loop.
+
+``serve`` runs it until it is told to stop; ``build`` makes the parts for somebody else's loop. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+
+from tailkeeper_exporter.clients import Clients
+from tailkeeper_exporter.collector import BackendCollector
+from tailkeeper_exporter.gpu import GpuSampler, GpuSnapshot, open_source
+from tailkeeper_exporter.node import NodeCpu
+from tailkeeper_exporter.requests_ring import RequestRing
+from tailkeeper_exporter.server import make_app
+from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
+from tailkeeper_exporter.views import BackendView
+
+MAX_CONNECTIONS = 512
+"""Readers are a Prometheus or two, a watchdog and load balancers; beyond this new ones get 503 at once."""
+KEEP_ALIVE_S = 75
+"""Above a Prometheus scrape interval, so that its connection is reused."""
+MAX_HEADER_BYTES = 16_384
+STOP_S = 3
+"""How long open answers may take to finish at shutdown; none of them waits for anything."""
+SPREAD_S = 1.0
+"""First rounds of a large fleet are spread over this long, so that they do not all fall together for ever."""
+
+
+class Exporter:
+    """All parts. ``app`` answers at any time; what it knows grows while ``running`` is entered."""
+
+    def __init__(
+        self,
+        collectors: tuple[BackendCollector, ...],
+        sampler: GpuSampler,
+        ring: RequestRing,
+        clock: Callable[[], float],
+        close: Callable[[], Any],
+    ) -> None:
+        self._collectors = {collector.view.name: collector for collector in collectors}
+        self._sampler = sampler
+        self._clock = clock
+        self._close = close
+        self.ring = ring
+        self.app: Starlette = make_app(self)
+
+    @property
+    def views(self) -> Mapping[str, BackendView]:
+        """The last that is known of each backend, in the order of the configuration."""
+        return {name: collector.view for name, collector in self._collectors.items()}
+
+    def gpu_snapshot(self) -> GpuSnapshot:
+        return self._sampler.snapshot()
+
+    def waiting_for(self) -> tuple[str, ...]:
+        return tuple(name for name, collector in self._collectors.items() if not collector.first_round.is_set())
+
+    async def ready(self) -> None:
+        """Wait until every backend's first page read has ended, whatever came of it."""
+        for collector in self._collectors.values():
+            await collector.first_round.wait()
+
+    def now(self) -> float:
+        return self._clock()
+
+    async def run(self) -> None:
+        """Watch all backends and GPUs until cancelled."""
+        step_s = SPREAD_S / max(len(self._collectors), 1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._sampler.run())
+                for number, collector in enumerate(self._collectors.values()):
+                    tasks.create_task(collector.run(number * step_s))
+        finally:
+            await self._close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Exporter]:
+        """Run in the background while the block lasts."""
+        task = asyncio.create_task(self.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def build(
+    backends: tuple[BackendSettings, ...],
+    settings: ExporterSettings,
+    clock: Callable[[], float] = time.monotonic,
+    log: Any = None,
+    clients: Clients | None = None,
+) -> Exporter:
+    """The parts, not yet running. Raises ``CredentialError`` or ``ValueError`` for a configuration that cannot work."""
+    names = [backend.name for backend in backends]
+    if len(set(names)) != len(names):
+        raise ValueError(f"backends: names must differ, and {sorted(n for n in names if names.count(n) > 1)[0]!r} is there twice")
+    make = (clients or Clients()).make
+    opened = [make(backend) for backend in backends]
+    sampler = GpuSampler(open_source(settings.gpu), settings.gpu.interval_s, clock)
+    cpu, large_pages = NodeCpu(), asyncio.Semaphore(1)
+    logger = structlog.get_logger("tailkeeper.exporter") if log is None else log
+    collectors = tuple(
+        BackendCollector(backend, settings, client, sampler, cpu, clock, logger, large_pages)
+        for backend, client in zip(backends, opened, strict=True)
+    )
+
+    async def close() -> None:
+        for client in opened:
+            await client.aclose()
+
+    return Exporter(collectors, sampler, RequestRing(), clock, close)
+
+
+def bind(address: str) -> socket.socket:
+    """A listening socket at HOST:PORT. Raises OSError that names the address."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named TCP, because asyncio turns Nagle's algorithm off for sockets that say so only; with it every answer whose head and
+    # body are two writes waits 40 ms for a delayed acknowledgement.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, int(port)))
+        listening.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, f"exporter.listen: {address}: {error.strerror}") from error
+    return listening
+
+
+def server_config(app: Starlette) -> uvicorn.Config:
+    """How we serve: no server header, no access log, bounded connections and headers."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        http="h11",
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would raise the signal anew when all is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(backends: tuple[BackendSettings, ...], settings: ExporterSettings) -> None:
+    """Run the exporter until SIGINT or SIGTERM, then return.
+
+    Raises OSError where it cannot listen. A part that ends by an error ends all: an exporter that no longer watches must not
+    go on answering.
+    """
+    exporter = build(backends, settings)
+    with bind(settings.listen) as listening:
+        server = _Server(server_config(exporter.app))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, setattr, server, "should_exit", True)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(exporter.run())
+            await server.serve(sockets=[listening])
+            watching.cancel()

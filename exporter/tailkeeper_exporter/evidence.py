@@ -1,0 +1,299 @@
+"""What was seen of one backend, and what is remembered of it: the input of the liveness state machine.
+
+Three kinds of request are sent to an engine: its page (metrics), its health page and our own probe (one generated token).
+`remember` folds what they came to into a `Memory`; `liveness` judges that memory. Pure: no clock, no I/O, never raises.
+
+What counts as progress: generated or prompt tokens counted, a request finished well, a token time observed, KV use rising,
+or a counter restart (a new engine). Errors, rejections and aborts are not progress: a frozen engine's front door counts
+those too. An answered probe is proof of life by itself; the tokens that it cost are seen as progress but not as *traffic*
+(`PageSeen.own_only`), so probing goes on at its pace and never confirms itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+RISE = 1e-9  # a KV share that moved by less than this is rounding, not work
+
+
+class Answer(StrEnum):
+    """What one of our requests came to."""
+
+    OK = "ok"
+    LATE = "late"
+    """A probe's token, after the time allowed for it."""
+    OVERLOADED = "overloaded"
+    LOADING = "loading"
+    DENIED = "denied"
+    """401, 403, 404: our credential or our path."""
+    ERROR = "error"
+    """5xx that is none of the above."""
+    UNUSABLE = "unusable"
+    """Answered, but not with what was asked for."""
+    SILENT = "silent"
+    """Accepted, then nothing until the deadline."""
+    UNREACHABLE = "unreachable"
+    """No connection and no refusal: a dead host, a lost network or a full accept queue."""
+    REFUSED = "refused"
+    """Connection refused or reset: nobody listens."""
+
+
+ALIVE = frozenset({Answer.OK, Answer.LATE})
+MUTE = frozenset({Answer.SILENT, Answer.UNREACHABLE})
+GONE = frozenset({Answer.SILENT, Answer.UNREACHABLE, Answer.REFUSED})
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The numbers of one page that tell work from standstill; None is unknown.
+
+    ``counters`` are those of progress by name, merged over ranks and models, and never fall (the normaliser sees to it).
+    ``restarted`` says that the page is from another run of the engine than the page before.
+    """
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage_ratio: float | None = None
+    counters: tuple[tuple[str, float], ...] = ()
+    restarted: bool = False
+
+    @property
+    def in_flight(self) -> float | None:
+        if self.running is None and self.waiting is None:
+            return None
+        return (self.running or 0.0) + (self.waiting or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PageSeen:
+    """The end of one page read. ``work`` only when the page was usable."""
+
+    answer: Answer
+    sent_s: float
+    reason: str = ""
+    work: Work | None = None
+    on_engine_url: bool = True
+    """Whether the page is served by the engine's own address, so that its refusal speaks for the engine."""
+    own_only: bool = False
+    """Every increment since the last page is explained by our own probes."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSeen:
+    answer: Answer
+    sent_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSeen:
+    answer: Answer
+    sent_s: float
+    reason: str = ""
+    retry_after_s: float = 0.0
+    """How long the engine asked to be left alone (Retry-After); bounded by whoever read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What has come in since the last step; any part may be missing."""
+
+    page: PageSeen | None = None
+    health: HealthSeen | None = None
+    probe: ProbeSeen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """The last answer of one source, and for how long it has been the same."""
+
+    answer: Answer | None = None
+    count: int = 0
+    reason: str = ""
+    first_s: float = 0.0
+    last_s: float = 0.0
+    sent_s: float = 0.0
+
+    def then(self, answer: Answer, reason: str, sent_s: float, now: float) -> Streak:
+        if answer is self.answer:
+            return replace(self, count=self.count + 1, reason=reason, last_s=now, sent_s=sent_s)
+        return Streak(answer, 1, reason, now, now, sent_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """All that the state machine knows of one backend. Times are monotonic seconds; None is never."""
+
+    state: str = "unknown"
+    state_since_s: float | None = None
+    page: Streak = field(default_factory=Streak)
+    health: Streak = field(default_factory=Streak)
+    probe: Streak = field(default_factory=Streak)
+    work: Work | None = None
+    """As on the last usable page."""
+    page_on_engine_url: bool = True
+    progress_s: float | None = None
+    """Last progress of any cause, a restart included."""
+    traffic_s: float | None = None
+    """Last progress that our own probes do not explain."""
+    life_s: float | None = None
+    """Last token counted or probe answered: what ends a hang. A restart is not yet life."""
+    restarted_s: float | None = None
+    stalled_since_s: float | None = None
+    """Since when work has been in flight (the engine's, or a probe of ours) without progress."""
+    answered_s: float | None = None
+    """When the engine's address last answered anything, or its page, wherever that is, last showed progress."""
+    mute_since_s: float | None = None
+    """Since when the engine's address has answered nothing at all: when the first unanswered request was sent."""
+    probe_silent_s: float | None = None
+    """When the last probe was sent that was accepted and not answered, and with no sign of life after it was sent."""
+    silent_probes: int = 0
+    """Probes unanswered in a row."""
+    slow_probes: int = 0
+    """Probes not answered in time in a row."""
+    failed_probes: int = 0
+    """Probes without a token in a row: what the back-off counts."""
+    probe_not_before_s: float = 0.0
+    refusals: int = 0
+    """Refusals in a row on the engine's own address."""
+    refused_since_s: float | None = None
+    queued_pages: int = 0
+    """Pages in a row with a queue; negative: pages in a row without."""
+
+    @property
+    def in_flight(self) -> float | None:
+        return None if self.work is None else self.work.in_flight
+
+    @property
+    def proof_s(self) -> float | None:
+        """The last time that the engine was known to work: progress or an answered probe."""
+        times = [t for t in (self.progress_s, self.life_s) if t is not None]
+        return max(times) if times else None
+
+
+def remember(memory: Memory, evidence: Evidence, now: float) -> Memory:
+    """``memory`` with ``evidence`` folded in. The order is fixed: page, health, probe."""
+    if evidence.page is not None:
+        memory = _with_page(memory, evidence.page, now)
+    if evidence.health is not None:
+        seen = evidence.health
+        memory = replace(memory, health=memory.health.then(seen.answer, seen.reason, seen.sent_s, now))
+        memory = _with_reachability(memory, seen.answer, seen.sent_s, now)
+    if evidence.probe is not None:
+        memory = _with_probe(memory, evidence.probe, now)
+    return memory
+
+
+def advanced(before: Work, after: Work) -> bool:
+    """Whether tokens or finished requests were counted, or KV use rose, between two pages."""
+    earlier = dict(before.counters)
+    if any(value > earlier.get(name, value) for name, value in after.counters):
+        return True
+    if before.kv_usage_ratio is None or after.kv_usage_ratio is None:
+        return False
+    return after.kv_usage_ratio > before.kv_usage_ratio + RISE
+
+
+def _with_page(memory: Memory, seen: PageSeen, now: float) -> Memory:
+    memory = replace(
+        memory,
+        page=memory.page.then(seen.answer, seen.reason, seen.sent_s, now),
+        page_on_engine_url=seen.on_engine_url,
+    )
+    if seen.on_engine_url:
+        memory = _with_reachability(memory, seen.answer, seen.sent_s, now)
+    if seen.answer is not Answer.OK or seen.work is None:
+        return memory
+    return _with_queue(_with_work(memory, seen.work, seen.own_only, now), seen.work)
+
+
+def _with_work(memory: Memory, work: Work, own_only: bool, now: float) -> Memory:
+    before, memory = memory.work, replace(memory, work=work)
+    if work.restarted:
+        memory = _proved(replace(memory, restarted_s=now), now, traffic=not own_only, life=False)
+    if before is not None and advanced(before, work):
+        memory = _proved(memory, now, traffic=not own_only, life=True)
+    if (work.in_flight or 0.0) > 0:
+        since = memory.stalled_since_s
+        return replace(memory, stalled_since_s=now if since is None else since)
+    # Nothing in flight: only a request of our own that is still unanswered keeps the clock running.
+    return memory if memory.silent_probes > 0 else replace(memory, stalled_since_s=None)
+
+
+def _proved(memory: Memory, now: float, *, traffic: bool, life: bool) -> Memory:
+    """Progress was seen: the clocks of standstill start anew, and a refusal before it no longer counts."""
+    return replace(
+        memory,
+        progress_s=now,
+        traffic_s=now if traffic else memory.traffic_s,
+        life_s=now if life else memory.life_s,
+        answered_s=now,
+        stalled_since_s=None,
+        mute_since_s=None,
+        probe_silent_s=None,
+        silent_probes=0,
+        refusals=0,
+        refused_since_s=None,
+    )
+
+
+def _with_queue(memory: Memory, work: Work) -> Memory:
+    queued = (work.waiting or 0.0) > 0
+    count = memory.queued_pages
+    return replace(memory, queued_pages=max(count, 0) + 1 if queued else min(count, 0) - 1)
+
+
+def _with_reachability(memory: Memory, answer: Answer, sent_s: float, now: float) -> Memory:
+    """Refusals in a row, and since when the engine's address has been mute."""
+    if answer is Answer.REFUSED:
+        since = memory.refused_since_s
+        return replace(memory, refusals=memory.refusals + 1, refused_since_s=now if since is None else since, mute_since_s=None)
+    if answer not in MUTE:
+        return replace(memory, refusals=0, refused_since_s=None, mute_since_s=None, answered_s=now)
+    # Only an accepted request starts the clock: no connection at all may be our own network. Later ones may find the
+    # accept queue of a stopped process full, which is silence too.
+    if answer is Answer.SILENT and memory.mute_since_s is None:
+        return replace(memory, mute_since_s=_not_before(memory.answered_s, sent_s, now))
+    return memory
+
+
+def _not_before(time_s: float | None, sent_s: float, now: float) -> float:
+    """When a request sent at ``sent_s`` began to say something that was not yet answered at ``time_s``."""
+    return min(now, sent_s if time_s is None else max(sent_s, time_s))
+
+
+def _with_probe(memory: Memory, seen: ProbeSeen, now: float) -> Memory:
+    memory = replace(
+        memory,
+        probe=memory.probe.then(seen.answer, seen.reason, seen.sent_s, now),
+        probe_not_before_s=now + seen.retry_after_s if seen.retry_after_s > 0 else 0.0,
+    )
+    memory = _with_reachability(memory, seen.answer, seen.sent_s, now)
+    if seen.answer in ALIVE:
+        slow = memory.slow_probes + 1 if seen.answer is Answer.LATE else 0
+        return replace(
+            memory,
+            life_s=now,
+            stalled_since_s=None,
+            probe_silent_s=None,
+            silent_probes=0,
+            slow_probes=slow,
+            failed_probes=0,
+        )
+    memory = replace(memory, failed_probes=memory.failed_probes + 1)
+    if seen.answer is Answer.SILENT:
+        memory = replace(memory, slow_probes=memory.slow_probes + 1)
+        # A probe that was already open at the last sign of life is slow, but says nothing about the time since.
+        return memory if seen.sent_s < (memory.proof_s or 0.0) else _with_silent_probe(memory, min(seen.sent_s, now))
+    return memory if seen.answer is Answer.UNREACHABLE else replace(memory, silent_probes=0, probe_silent_s=None)
+
+
+def _with_silent_probe(memory: Memory, sent_s: float) -> Memory:
+    since = memory.stalled_since_s
+    return replace(
+        memory,
+        silent_probes=memory.silent_probes + 1,
+        probe_silent_s=sent_s,
+        stalled_since_s=sent_s if since is None else since,
+    )

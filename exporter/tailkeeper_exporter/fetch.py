@@ -1,0 +1,243 @@
+"""One HTTP GET under a total deadline and a byte cap: pages and health answers in, or a reason why not.
+
+Bytes out, nothing parsed here. The deadline is for the whole exchange, so a page that drips one byte a second ends at it;
+the cap counts decompressed bytes, so a small bomb ends at it too. Redirects are followed on the same host only, three at
+most, and credentials go to the same origin only. A kept-alive connection that the server had closed is tried once more on
+a fresh one; that is the only retry. Every failure is a ``FetchError`` with a bounded reason.
+
+    PageError (exposition)
+    └── FetchError          no usable answer: which reason, what status, how far it came
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from tailkeeper_exporter.page import MAX_BYTES, PageError, Reason
+
+ACCEPT = "text/plain;version=0.0.4;charset=utf-8, */*;q=0.1"
+MAX_REDIRECTS = 3
+"""Engines redirect `/metrics` to `/metrics/`; more than a few hops is a loop."""
+MAX_ERROR_BYTES = 2_048
+"""Of an answer that is not 200 only the beginning is read: enough to tell loading from broken."""
+CONNECTIONS = 4
+"""Per backend: page, health and probe at once, and one that is being given up."""
+_CODES = frozenset({400, 401, 403, 404, 405, 408, 421, 422, 429, 500, 501, 502, 503, 504})
+
+
+class FetchError(PageError):
+    """No usable answer.
+
+    ``status`` is the HTTP status where one came. ``accepted`` says that the request was sent on a connection, ``answered``
+    that at least the head of an answer came back, ``body`` holds the beginning of an answer that is not 200, ``received``
+    counts the bytes that were read in vain.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        detail: str = "",
+        *,
+        status: int | None = None,
+        accepted: bool = False,
+        answered: bool = False,
+        body: bytes = b"",
+        retry_after: str | None = None,
+        received: int = 0,
+    ) -> None:
+        super().__init__(reason, detail)
+        self.status = status
+        self.accepted = accepted
+        self.answered = answered
+        self.body = body
+        self.retry_after = retry_after
+        self.received = received
+
+    @property
+    def code(self) -> str:
+        """The reason for people and for ``/healthz``: ``timeout``, ``refused``, ``http_503`` …; bounded."""
+        return self.reason.value if self.status is None else http_code(self.status)
+
+
+def http_code(status: int) -> str:
+    """``http_503`` for the statuses that mean something here, else the class as in ``http_4xx``."""
+    return f"http_{status}" if status in _CODES else f"http_{status // 100}xx"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A complete answer with status 200."""
+
+    body: bytes
+    content_type: str
+
+    @property
+    def is_open_metrics(self) -> bool:
+        return self.content_type.lower().startswith("application/openmetrics-text")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one exchange has come: what tells an engine that is silent from one that is not there."""
+
+    accepted: bool = False
+    answered: bool = False
+
+    async def trace(self, event: str, info: Mapping[str, object]) -> None:
+        if event.endswith("send_request_headers.started"):
+            self.accepted = True
+        elif event.endswith("receive_response_headers.complete"):
+            self.answered = True
+
+
+async def fetch(
+    client: httpx.AsyncClient,
+    url: str,
+    headers: Mapping[str, str],
+    deadline_s: float,
+    max_bytes: int = MAX_BYTES,
+) -> Fetched:
+    """The body at ``url``, at most ``max_bytes`` after decompression, within ``deadline_s`` seconds in total.
+
+    Raises ``FetchError`` for everything else. Safe to cancel.
+    """
+    progress = Progress()
+    with translated(progress):
+        async with asyncio.timeout(deadline_s):
+            return await _follow(client, url, headers, max_bytes, progress)
+
+
+class translated:  # noqa: N801  a context manager that reads like a word where it is used
+    """Turn transport failures of the block into ``FetchError``."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError)):
+            raise _translate(error, self._progress) from error
+
+
+def _translate(error: BaseException, progress: Progress) -> FetchError:
+    reason, detail = _reason_of(error, progress)
+    return FetchError(reason, detail, accepted=progress.accepted, answered=progress.answered)
+
+
+def _reason_of(error: BaseException, progress: Progress) -> tuple[Reason, str]:
+    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+        where = "while reading the answer" if progress.answered else "no answer" if progress.accepted else "no connection"
+        return Reason.TIMEOUT, where
+    if any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
+        return Reason.REFUSED, ""
+    if isinstance(error, httpx.RemoteProtocolError) and progress.answered:
+        return Reason.TRUNCATED, "the connection closed before the announced end"
+    return Reason.CONNECTION, type(error).__name__
+
+
+def _causes(error: BaseException | None, depth: int = 6) -> Iterator[BaseException]:
+    """The error and what it was raised from; the socket's own error lies up to four levels down."""
+    if error is None or depth == 0:
+        return
+    yield error
+    for inner in (*getattr(error, "exceptions", ()), error.__cause__ or error.__context__):
+        yield from _causes(inner, depth - 1)
+
+
+async def _follow(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], max_bytes: int, progress: Progress) -> Fetched:
+    first = urlsplit(url)
+    for _ in range(MAX_REDIRECTS + 1):
+        sent = headers if urlsplit(url)[:2] == first[:2] else {}
+        async with opened(client, "GET", url, {"accept": ACCEPT, **sent}, progress) as response:
+            if not response.has_redirect_location:
+                return await _body(response, max_bytes)
+            url = str(response.url.join(response.headers["location"]))
+        if urlsplit(url).hostname != first.hostname:
+            raise FetchError(Reason.REDIRECT_LOOP, "to another host", accepted=True, answered=True)
+    raise FetchError(Reason.REDIRECT_LOOP, f"more than {MAX_REDIRECTS} redirects", accepted=True, answered=True)
+
+
+@asynccontextmanager
+async def opened(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    progress: Progress,
+    content: bytes | None = None,
+) -> AsyncIterator[httpx.Response]:
+    """An open response. A connection that was lost before any answer is tried once more, on a fresh one."""
+    request = client.build_request(
+        method, url, headers={"accept-encoding": "identity", **headers}, content=content, extensions={"trace": progress.trace}
+    )
+    try:
+        response = await client.send(request, stream=True)
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+        # The pool's connection may have been closed by the server while idle, which says nothing about the server now.
+        progress.accepted = progress.answered = False
+        response = await client.send(request, stream=True)
+    try:
+        yield response
+    finally:
+        await response.aclose()
+
+
+async def _body(response: httpx.Response, max_bytes: int) -> Fetched:
+    if response.status_code != 200:
+        raise await status_error(response)
+    announced = response.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise FetchError(Reason.TOO_LARGE, f"{announced} bytes announced", accepted=True, answered=True)
+    body = bytearray()
+    async for chunk in _decoded(response, max_bytes):
+        body += chunk
+        if len(body) > max_bytes:
+            raise FetchError(Reason.TOO_LARGE, f"more than {max_bytes} bytes", accepted=True, answered=True, received=len(body))
+    return Fetched(bytes(body), response.headers.get("content-type", ""))
+
+
+async def status_error(response: httpx.Response) -> FetchError:
+    """The error for an answer that is not 200, with the beginning of what it says."""
+    body = b""
+    async for chunk in response.aiter_raw():
+        body += chunk[: MAX_ERROR_BYTES - len(body)]
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return FetchError(
+        Reason.HTTP_STATUS,
+        f"HTTP {response.status_code}",
+        status=response.status_code,
+        accepted=True,
+        answered=True,
+        body=body,
+        retry_after=response.headers.get("retry-after"),
+    )
+
+
+async def _decoded(response: httpx.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    """The body's bytes. Identity was asked for; a server that compresses all the same is unpacked piece by piece."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("identity", ""):
+        async for chunk in response.aiter_raw():
+            yield chunk
+        return
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise FetchError(Reason.NOT_EXPOSITION, f"content-encoding {encoding[:32]}", accepted=True, answered=True)
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        async for chunk in response.aiter_raw():
+            # One byte more than allowed is enough to know; the rest of a bomb is never unpacked.
+            yield unpacker.decompress(chunk, max_bytes + 1)
+    except zlib.error as error:
+        raise FetchError(Reason.NOT_EXPOSITION, "not what its content-encoding says", accepted=True, answered=True) from error
+    if not unpacker.eof:
+        raise FetchError(Reason.TRUNCATED, "the compressed body ends early", accepted=True, answered=True)
