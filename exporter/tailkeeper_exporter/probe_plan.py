@@ -1,12 +1,13 @@
 """When to ask an engine for a token, and how long to wait for it. Pure: memory and time in, a plan out.
 
-* Ordinary: one probe in ``interval_s``, and none while users' own traffic proves life.
+* Ordinary: one probe in ``interval_s``, and none while users' own traffic proves life and the last answer was a good one.
 * Urgent: work in flight and nothing moves, or the page is lost: a probe well before ``no_progress_s`` is over, at most one
   in ``URGENT_GAP_S``, so that a hang is known when that time is over and not a probe later.
 * Patient: after a probe that had no answer in time, the next one stays open until the standstill has lasted
   ``no_progress_s``. So an engine that is only slower than the limit answers late and is never called hung, and a frozen one
   gets one open request instead of one a second. A hung backend keeps one open too: whoever thaws answers at once.
-* Trouble: after a failure the next probe comes after 1 s, then 1.5 times later each time, up to ``interval_s``.
+* Trouble: after a failure the next probe comes after 1 s, then 1.5 times later each time, up to ``interval_s``; while
+  users' own traffic moves, once in ``interval_s``: a full queue is not asked ten times in half a minute.
 """
 
 from __future__ import annotations
@@ -54,10 +55,13 @@ def _due(memory: Memory, now: float, timing: ProbeTiming) -> tuple[float, bool]:
     if memory.probe.answer is None:
         return now, False
     sent, ended = memory.probe.sent_s, memory.probe.last_s
-    candidates = [(max(sent, _later(memory.traffic_s, sent)) + timing.interval_s, False)]
-    if memory.probe.answer not in ALIVE:
+    good = memory.probe.answer in ALIVE and memory.slow_probes == 0
+    # A bad or late answer is asked about again though users' traffic moves, or it would be believed for as long as it does.
+    candidates = [((_later(memory.traffic_s, sent) if good else sent) + timing.interval_s, False)]
+    moved_since = memory.traffic_s is not None and memory.traffic_s > ended
+    if memory.probe.answer not in ALIVE and not moved_since:
         candidates.append((ended + retry_after_s(memory.failed_probes, timing), False))
-    if memory.probe.answer is Answer.SILENT and memory.silent_probes == 1:
+    if memory.probe.answer is Answer.SILENT and memory.silent_probes == 1 and not moved_since:
         candidates.append((max(ended, sent + URGENT_GAP_S), True))
     if _stalled(memory):
         candidates.append((max((memory.stalled_since_s or now) + urgent_after_s(timing), sent + URGENT_GAP_S), True))
