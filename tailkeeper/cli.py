@@ -75,10 +75,14 @@ def _address(listen: str | None, default: str) -> str:
 
 def _run(work: Any) -> None:
     """Run a service to its end; what stops it is one line, not a traceback."""
+    from tailkeeper_exporter.clients import CredentialError
+
     try:
         asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+    except CredentialError as error:
+        fail(USAGE, str(error))
     except OSError as error:
         fail(FAILED, f"{error.strerror or error}")
 

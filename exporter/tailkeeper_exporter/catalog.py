@@ -126,7 +126,9 @@ DECODE_TIME = _histogram("llm_decode_time_seconds", "From the first to the last 
 PREPROCESS_TIME = _histogram("llm_preprocess_time_seconds", "Tokenising and image decoding on the CPU.")
 STEP_TIME = _histogram("llm_step_time_seconds", "One iteration of the engine.", buckets=TOKEN_BUCKETS)
 
-REQUESTS = _counter("llm_requests_total", Unit.REQUESTS, "Finished requests by outcome; probes are not counted.", (*_M, OUTCOME, CANARY))
+REQUESTS = _counter(
+    "llm_requests_total", Unit.REQUESTS, "Finished requests by outcome; probes are not counted.", (*_M, OUTCOME, CANARY)
+)
 PROMPT_TOKENS = _counter("llm_prompt_tokens_total", Unit.TOKENS, "Prompt tokens taken in.")
 GENERATED_TOKENS = _counter("llm_generated_tokens_total", Unit.TOKENS, "Tokens generated.")
 PREEMPTIONS = _counter("llm_preemptions_total", Unit.REQUESTS, "Requests put back into the queue for want of KV memory.")
@@ -139,7 +141,9 @@ KV_USAGE = _gauge("llm_kv_cache_usage_ratio", Unit.RATIO, "Share of KV blocks in
 KV_HIT_RATIO = _gauge("llm_kv_cache_hit_ratio", Unit.RATIO, "Prefix cache hits per query over the last minute.", _M)
 BACKEND_UP = _gauge("llm_backend_up", Unit.ONE, "1 when the engine answered its last check, 0 when it did not.", (BACKEND,))
 BACKEND_STATE = _gauge("llm_backend_state", Unit.ONE, "Exactly one state is 1.", (BACKEND, STATE))
-CPU_USAGE = _gauge("llm_cpu_usage_ratio", Unit.RATIO, "CPU use of the engine's node, or of its process where only that is known.", (BACKEND,))
+CPU_USAGE = _gauge(
+    "llm_cpu_usage_ratio", Unit.RATIO, "CPU use of the engine's node, or of its process where only that is known.", (BACKEND,)
+)
 TOKEN_EFFICIENCY = _gauge(
     "llm_token_efficiency_tokens_per_second",
     Unit.TOKENS_PER_SECOND,
@@ -157,8 +161,12 @@ GPU_UTILIZATION = _gauge("llm_gpu_utilization_ratio", Unit.RATIO, "Share of time
 GPU_MEMORY_USED = _gauge("llm_gpu_memory_used_bytes", Unit.BYTES, "GPU memory in use.", _G)
 GPU_MEMORY_FREE = _gauge("llm_gpu_memory_free_bytes", Unit.BYTES, "GPU memory free.", _G)
 GPU_MEMORY_TOTAL = _gauge("llm_gpu_memory_total_bytes", Unit.BYTES, "GPU memory installed.", _G)
-GPU_MEMORY_COPY = _gauge("llm_gpu_memory_copy_utilization_ratio", Unit.RATIO, "Share of time in which GPU memory was read or written.", _G)
-GPU_FRAGMENTATION = _gauge("llm_gpu_memory_fragmentation_ratio", Unit.RATIO, "1 minus largest free block divided by free memory.", _G)
+GPU_MEMORY_COPY = _gauge(
+    "llm_gpu_memory_copy_utilization_ratio", Unit.RATIO, "Share of time in which GPU memory was read or written.", _G
+)
+GPU_FRAGMENTATION = _gauge(
+    "llm_gpu_memory_fragmentation_ratio", Unit.RATIO, "1 minus largest free block divided by free memory.", _G
+)
 GPU_TEMPERATURE = _gauge("llm_gpu_temperature_celsius", Unit.CELSIUS, "GPU core temperature.", _G)
 GPU_POWER = _gauge("llm_gpu_power_watts", Unit.WATTS, "Power drawn.", _G)
 GPU_SM_CLOCK = _gauge("llm_gpu_sm_clock_hertz", Unit.HERTZ, "Clock of the streaming multiprocessors.", _G)
@@ -167,17 +175,28 @@ GPU_PCIE = _gauge("llm_gpu_pcie_utilization_ratio", Unit.RATIO, "PCIe throughput
 GPU_NVLINK = _gauge("llm_gpu_nvlink_utilization_ratio", Unit.RATIO, "NVLink throughput as a share of the links.", _G)
 GPU_THROTTLED = _gauge("llm_gpu_throttled", Unit.ONE, "1 while the clocks are held back for this reason.", (*_G, THROTTLE))
 GPU_SAMPLE_AGE = _gauge("llm_gpu_sample_age_seconds", Unit.SECONDS, "Age of the last good sample of this device.", _G)
-GPU_ECC_ERRORS = _counter("llm_gpu_ecc_errors_total", Unit.ONE, "Memory errors, corrected (single_bit) or not (double_bit).", (*_G, ECC_KIND))
+GPU_ECC_ERRORS = _counter(
+    "llm_gpu_ecc_errors_total", Unit.ONE, "Memory errors, corrected (single_bit) or not (double_bit).", (*_G, ECC_KIND)
+)
 GPU_XID_EVENTS = _counter("llm_gpu_xid_events_total", Unit.ONE, "XID events by number.", (*_G, XID))
 
-SCRAPE_SUCCESS = _gauge("tailkeeper_exporter_scrape_success", Unit.ONE, "1 when the last read of this source gave readings.", (BACKEND, SOURCE))
-SCRAPE_DURATION = _gauge("tailkeeper_exporter_scrape_duration_seconds", Unit.SECONDS, "How long the last read took.", (BACKEND, SOURCE))
-SCRAPE_AGE = _gauge("tailkeeper_exporter_scrape_age_seconds", Unit.SECONDS, "Time since this source last gave readings.", (BACKEND, SOURCE))
+SCRAPE_SUCCESS = _gauge(
+    "tailkeeper_exporter_scrape_success", Unit.ONE, "1 when the last read of this source gave readings.", (BACKEND, SOURCE)
+)
+SCRAPE_DURATION = _gauge(
+    "tailkeeper_exporter_scrape_duration_seconds", Unit.SECONDS, "How long the last read took.", (BACKEND, SOURCE)
+)
+SCRAPE_AGE = _gauge(
+    "tailkeeper_exporter_scrape_age_seconds", Unit.SECONDS, "Time since this source last gave readings.", (BACKEND, SOURCE)
+)
 INVALID_SAMPLES = _counter(
     "tailkeeper_exporter_invalid_samples_total", Unit.ONE, "Samples and pages not used, by reason.", (BACKEND, REASON)
 )
 MISSING_METRICS = _gauge(
-    "tailkeeper_exporter_missing_metrics", Unit.ONE, "1 for a metric that this engine should offer and does not.", (BACKEND, METRIC)
+    "tailkeeper_exporter_missing_metrics",
+    Unit.ONE,
+    "1 for a metric that this engine should offer and does not.",
+    (BACKEND, METRIC),
 )
 PROBES = _counter("tailkeeper_exporter_probes_total", Unit.ONE, "Semantic probes by outcome.", (BACKEND, PROBE_OUTCOME))
 PROBE_DURATION = _gauge(
