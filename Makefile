@@ -21,16 +21,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## A simulated fleet, a fault, and Tailkeeper at work; console on http://127.0.0.1:8088.
 	@$(BIN)/tailkeeper demo $(ARGS)
 
-test: $(READY) ## All tests; those that need a real program are skipped where it is missing.
-	@$(BIN)/python -m pytest $(ARGS)
+test: unit ## All tests; those that need a real program are skipped where it is missing.
+	@$(BIN)/python -m pytest tests/contract tests/e2e $(ARGS)
 
 unit: $(READY) ## The fast tests alone: no real programs, under a minute.
-	@$(BIN)/python -m pytest tests/unit tests/property tests/scenario $(ARGS)
+	@$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/scenario $(ARGS)
 
 check: $(READY) ## Lint, types, layers, and whether generated files are as committed.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy tests tools
 	@$(BIN)/lint-imports
 	@$(BIN)/tailkeeper generate --check
 

@@ -31,7 +31,6 @@ def set_up(log_format: LogFormat | None = None) -> None:
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
     )
     # Text tracebacks are for people; JSON keeps one object a line.
     errors = [] if chosen is LogFormat.TEXT else [structlog.processors.format_exc_info]

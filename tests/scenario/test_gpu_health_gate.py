@@ -8,7 +8,7 @@ import pytest
 
 from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.actuators.contract import ErrorKind
-from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, Mode, State
+from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, KnobValue, Mode, State
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 
@@ -41,11 +41,11 @@ async def test_a_recovered_backend_comes_back_step_by_step_and_the_lease_ends(db
     world.sick["b"].state = State.HUNG
     await world.run(3)
     world.sick["b"].state = State.SERVING
-    seen: list[tuple[object, object]] = []
+    seen: list[tuple[KnobValue, KnobValue]] = []
     for _ in range(60):
         await world.run(0.5)
         seen.append((world.weight("b"), world.admission("b")))
-    weights_in = [w for w, admission in seen if admission == SERVE]
+    weights_in = [float(w) for w, admission in seen if admission == SERVE]
     assert sorted(set(weights_in)) == [0.25, 0.5, 1.0], "a return is a ramp and never a jump"
     assert weights_in == sorted(weights_in)
     assert world.ledger.leases() == ()

@@ -26,7 +26,7 @@ from tests.unit.loopback import Handler, head, reply, serving, silence, stream
 
 INTERVAL_S, TIMEOUT_S = 0.1, 0.2
 CAPTURE = Path(__file__).parents[1] / "fixtures" / "scrapes"
-QUIET = structlog.wrap_logger(structlog.PrintLogger(open("/dev/null", "w")))  # noqa: SIM115
+QUIET = structlog.wrap_logger(structlog.ReturnLogger(), processors=[structlog.processors.JSONRenderer()])
 
 
 def backend(url: str, **more: Any) -> BackendSettings:

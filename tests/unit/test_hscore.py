@@ -22,6 +22,8 @@ class Measured(Window):
     """A window whose figures are given instead of computed from samples."""
 
     __slots__ = ("_errors", "_p95_s")
+    _errors: float | None
+    _p95_s: float | None
 
     def __init__(self, p95_s: float | None, errors: float | None, uptime: float | None) -> None:
         super().__init__(uptime_ratio=uptime)
