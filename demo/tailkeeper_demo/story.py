@@ -82,11 +82,12 @@ def _run(plan: Plan, processes: Processes, folder: Path, port: int, color: bool,
         addresses = start(processes, folder, port, SEED, rules)
         for line in _where(addresses):
             screen.say(line)
-        stage = Stage(plan, addresses, screen, folder, processes)
-        try:
-            stage.play()
-        except KeyboardInterrupt:
-            screen.say("ending …")
+        with httpx.Client(timeout=2.0, trust_env=False) as client:
+            stage = Stage(plan, addresses, screen, folder, processes, client)
+            try:
+                stage.play()
+            except KeyboardInterrupt:
+                screen.say("ending …")
     stories = stage.stories
     for narrator in stories[-1:]:
         screen.box(*_ending(narrator, stage.last_load, addresses))
@@ -122,10 +123,17 @@ def _ending(n: Narrator, load: Mapping[str, Any], addresses: Addresses) -> tuple
 class Stage:
     """Plays stories one after the other and remembers how each went."""
 
-    def __init__(self, plan: Plan, addresses: Addresses, screen: Screen, folder: Path, processes: Processes) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        addresses: Addresses,
+        screen: Screen,
+        folder: Path,
+        processes: Processes,
+        client: httpx.Client,
+    ) -> None:
         self._plan, self._addresses, self._screen = plan, addresses, screen
-        self._folder, self._processes = folder, processes
-        self._client = httpx.Client(timeout=2.0, trust_env=False)
+        self._folder, self._processes, self._client = folder, processes, client
         self._started = time.monotonic()
         self.stories: list[Narrator] = []
         self.last_load: Mapping[str, Any] = {"buckets": []}
