@@ -21,10 +21,11 @@ from typing import Any
 
 from tailkeeper.bench import build_loop, summary
 from tailkeeper_exporter.catalog import BACKEND_STATE
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.ledger import Ledger
-from tailkeeper_watchdog.model import Backend, State, Target
+from tailkeeper_watchdog.model import Backend, Target
 from tailkeeper_watchdog.settings import HaproxyGateway, WebhookGateway
 
 NAMES = ("a", "b", "c", "d")

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 
 from tailkeeper_exporter.catalog import CATALOG, OUTCOMES, SIGNALS, Kind, Label, Metric, Unit
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 
 BACKENDS = ("sim-a", "sim-b", "sim-c", "sim-d")
@@ -23,7 +24,7 @@ HUNG = "sim-b"
 MODELS = {"sim-d": "microsoft/phi-3-mini"}
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 VALUES: dict[str, tuple[str, ...]] = {
-    "state": ("starting", "serving", "busy", "hung", "misconfigured", "down", "unknown"),
+    "state": tuple(State),
     "signal": SIGNALS,
     "factor": ("latency", "error_rate", "cpu_usage", "uptime"),
     "verdict": ("applied", "refused", "failed"),

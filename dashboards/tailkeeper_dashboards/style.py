@@ -23,6 +23,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from tailkeeper_exporter.catalog import Kind, Metric, Unit
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.metrics import HSCORE, HSCORE_FACTOR
 
 NEUTRAL = "text"
@@ -67,19 +68,19 @@ def rate_unit_of(metric: Metric) -> str:
 class StateStyle:
     """One backend state. ``rank`` is how much it should worry us; graphs need a number and people want the worst on top."""
 
-    name: str
+    name: State
     color: str
     rank: int
 
 
 STATES: tuple[StateStyle, ...] = (
-    StateStyle("serving", GREEN, 1),
-    StateStyle("busy", YELLOW, 2),
-    StateStyle("starting", BLUE, 3),
-    StateStyle("unknown", GREY, 4),
-    StateStyle("misconfigured", PURPLE, 5),
-    StateStyle("hung", RED, 6),
-    StateStyle("down", DARK_RED, 7),
+    StateStyle(State.SERVING, GREEN, 1),
+    StateStyle(State.BUSY, YELLOW, 2),
+    StateStyle(State.STARTING, BLUE, 3),
+    StateStyle(State.UNKNOWN, GREY, 4),
+    StateStyle(State.MISCONFIGURED, PURPLE, 5),
+    StateStyle(State.HUNG, RED, 6),
+    StateStyle(State.DOWN, DARK_RED, 7),
 )
 
 OUTCOME_COLORS: Mapping[str, str] = {"ok": GREEN, "error": RED, "rejected": ORANGE, "aborted": YELLOW}

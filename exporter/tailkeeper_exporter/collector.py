@@ -24,13 +24,14 @@ from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.evidence import ALIVE, GONE, Answer, Evidence, Memory
 from tailkeeper_exporter.gpu import GpuSampler
 from tailkeeper_exporter.kv_service import ping
-from tailkeeper_exporter.liveness import Liveness, LivenessSettings, State, Why, step
+from tailkeeper_exporter.liveness import Liveness, LivenessSettings, Why, step
 from tailkeeper_exporter.node import NodeCpu, is_on_this_node
 from tailkeeper_exporter.page_reader import HealthRead, PageRead, PageReader, read_health
 from tailkeeper_exporter.probe import Prober, ProbeResult
 from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.probe_plan import ProbeTiming, plan_probe
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import INTERNAL, BackendView, Source, SourceView
 from tailkeeper_exporter.windows import GpuMemory
 

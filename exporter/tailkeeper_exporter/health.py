@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tailkeeper_exporter.evidence import ALIVE, Answer
-from tailkeeper_exporter.liveness import State
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import BackendView, Source
 
 MIN_HEADROOM_RATIO = 0.15

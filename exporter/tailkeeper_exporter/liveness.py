@@ -20,16 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tailkeeper_exporter.evidence import ALIVE, GONE, MUTE, Answer, Evidence, Memory, Streak, remember
-
-
-class State(StrEnum):
-    STARTING = "starting"
-    SERVING = "serving"
-    BUSY = "busy"
-    HUNG = "hung"
-    MISCONFIGURED = "misconfigured"
-    DOWN = "down"
-    UNKNOWN = "unknown"
+from tailkeeper_exporter.state import State
 
 
 class Why(StrEnum):

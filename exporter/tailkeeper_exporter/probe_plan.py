@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailkeeper_exporter.evidence import ALIVE, Answer, Memory
-from tailkeeper_exporter.liveness import State
+from tailkeeper_exporter.state import State
 
 URGENT_GAP_S = 2.0
 """A probe costs a token and a place in the batch; a stalled engine gets at most one in this time."""

@@ -13,10 +13,10 @@ from tailkeeper_exporter.catalog import BY_NAME, Kind, Merge, Metric
 from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.gpu import FIELDS, THROTTLE_REASONS, DeviceState, GpuSnapshot
 from tailkeeper_exporter.gpu.sampler import OTHER_XID
-from tailkeeper_exporter.liveness import State
 from tailkeeper_exporter.page import Labels
 from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.readings import Histogram
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import REASONS, BackendView, Source, SourceView
 
 OTHER = "other"

@@ -17,12 +17,13 @@ from types import MappingProxyType
 from typing import Any
 
 from tailkeeper_exporter.kv_service import Ping
-from tailkeeper_exporter.liveness import Liveness, State
+from tailkeeper_exporter.liveness import Liveness
 from tailkeeper_exporter.page import Labels, Reason
 from tailkeeper_exporter.probe import ProbeResult
 from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.readings import Histogram, Reading
 from tailkeeper_exporter.settings import BackendSettings
+from tailkeeper_exporter.state import State
 
 Output = tuple[str, Labels]
 

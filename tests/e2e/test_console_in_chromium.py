@@ -9,7 +9,8 @@ import pytest
 from playwright.async_api import Page
 
 from tailkeeper_exporter import catalog
-from tailkeeper_watchdog.model import Mode, State
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.model import Mode
 from tests.e2e.console_in_chromium import (
     DESK,
     PHONE,

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.guards import cap_of
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, State
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 

@@ -7,8 +7,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from tailkeeper_exporter.evidence import MUTE, Answer, Evidence, HealthSeen, Memory, PageSeen, ProbeSeen, Work
-from tailkeeper_exporter.liveness import Liveness, LivenessSettings, State, step
+from tailkeeper_exporter.liveness import Liveness, LivenessSettings, step
 from tailkeeper_exporter.probe_plan import MAX_PATIENCE_S, ProbeTiming, plan_probe
+from tailkeeper_exporter.state import State
 
 PAUSES = st.sampled_from([0.0, 0.01, 0.5, 1.0, 2.0, 5.0, 11.0])
 AGES = st.sampled_from([0.0, 0.1, 1.2, 6.0, 12.0])

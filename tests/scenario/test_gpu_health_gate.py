@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
-from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, KnobValue, Mode, State
+from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, KnobValue, Mode
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 

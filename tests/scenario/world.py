@@ -12,13 +12,14 @@ from math import inf
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Reading, present
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, State, Target
+from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings

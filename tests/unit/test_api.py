@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.api.trends import POINTS, SPACING_S, Trends
 from tailkeeper_watchdog.api.why import WHY_LIMIT_CHARS
 from tailkeeper_watchdog.ledger import LedgerError
-from tailkeeper_watchdog.model import Mode, State
+from tailkeeper_watchdog.model import Mode
 from tests.scenario.world import World
 from tests.unit.watchdog_http import (
     BACKEND,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
-from tailkeeper_watchdog.model import State
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import MAX_HOLD_S
 from tests.unit.watchdog_http import (

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import uvicorn
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.api.security import MAX_BODY_BYTES, Gate
-from tailkeeper_watchdog.model import State
 from tests.e2e.real_programs import free_port
 from tests.scenario.world import World
 from tests.unit.watchdog_http import TOKEN, client_of, gated, world_at

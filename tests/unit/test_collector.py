@@ -17,9 +17,10 @@ import structlog
 from tailkeeper_exporter import catalog, collector
 from tailkeeper_exporter.app import Exporter, build
 from tailkeeper_exporter.health import backend_health
-from tailkeeper_exporter.liveness import State, Why
+from tailkeeper_exporter.liveness import Why
 from tailkeeper_exporter.page_reader import PageReader
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, GpuSettings
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import INTERNAL, BackendView, Source
 from tests.unit.fake_engine import FakeEngine, engine
 from tests.unit.loopback import Handler, head, reply, serving, silence, stream

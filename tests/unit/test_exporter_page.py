@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.gpu import DeviceId, DeviceState, GpuSample, GpuSnapshot, XidEvent
-from tailkeeper_exporter.liveness import Liveness, State
+from tailkeeper_exporter.liveness import Liveness
 from tailkeeper_exporter.metrics_page import Dialect, MetricsPage, negotiate
 from tailkeeper_exporter.page import Reason
 from tailkeeper_exporter.probe import ProbeResult
@@ -29,6 +29,7 @@ from tailkeeper_exporter.readings import Histogram, Reading, Status, absent, inv
 from tailkeeper_exporter.requests_ring import RequestRecord, RequestRing
 from tailkeeper_exporter.series import Series, bounded, series_of
 from tailkeeper_exporter.settings import BackendSettings
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import REASONS, BackendView, Source, SourceView
 
 # The strict parser has no types of its own.

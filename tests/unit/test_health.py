@@ -10,11 +10,12 @@ import pytest
 
 from tailkeeper_exporter.health import Status, backend_health, fleet_health, http_status
 from tailkeeper_exporter.kv_service import Ping
-from tailkeeper_exporter.liveness import Liveness, State, Why
+from tailkeeper_exporter.liveness import Liveness, Why
 from tailkeeper_exporter.probe import ProbeResult
 from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.readings import absent, present
 from tailkeeper_exporter.settings import BackendSettings
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import BackendView, Source, SourceView
 
 NOW = 1000.0

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Quantile, present
-from tailkeeper_watchdog.model import BackendObservation, HealthScore, Slo, State
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.model import BackendObservation, HealthScore, Slo
 from tailkeeper_watchdog.scoring.hscore import cpu_goodness, error_goodness, latency_goodness, score
 from tailkeeper_watchdog.window import Window
 

@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 
 from tailkeeper_exporter.evidence import Answer, Evidence, HealthSeen, Memory, PageSeen, ProbeSeen, Work
-from tailkeeper_exporter.liveness import Liveness, LivenessSettings, Signal, State, Why, step
+from tailkeeper_exporter.liveness import Liveness, LivenessSettings, Signal, Why, step
 from tailkeeper_exporter.probe_plan import ProbePlan, ProbeTiming, plan_probe, retry_after_s, urgent_after_s
+from tailkeeper_exporter.state import State
 
 SETTINGS = LivenessSettings()
 NO_PROBE = LivenessSettings(probe_enabled=False)

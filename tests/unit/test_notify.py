@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tailkeeper_exporter.settings import Auth
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.model import (
     Backend,
     DesiredState,
@@ -31,7 +32,6 @@ from tailkeeper_watchdog.model import (
     Mode,
     Severity,
     Share,
-    State,
     Target,
 )
 from tailkeeper_watchdog.notify import MAX_ALERTS, Alert, Notifier, alerts_for, score_band

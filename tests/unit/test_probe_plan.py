@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tailkeeper_exporter.evidence import Answer, Evidence, Memory, PageSeen, ProbeSeen, Work
-from tailkeeper_exporter.liveness import Liveness, LivenessSettings, State, step
+from tailkeeper_exporter.liveness import Liveness, LivenessSettings, step
 from tailkeeper_exporter.probe_plan import ProbeTiming, plan_probe
+from tailkeeper_exporter.state import State
 
 SETTINGS = LivenessSettings(probe_interval_s=2)
 TIMING = ProbeTiming(interval_s=2)

@@ -15,9 +15,10 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.api.page import OPENMETRICS, TEXT, TickDurations, WatchdogCollector, render, wants_openmetrics
-from tailkeeper_watchdog.model import Outcome, State
+from tailkeeper_watchdog.model import Outcome
 from tailkeeper_watchdog.policies import POLICIES
 from tests.e2e.real_programs import binary
 from tests.scenario.world import World

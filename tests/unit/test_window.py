@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, present
-from tailkeeper_watchdog.model import BackendObservation, State
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.model import BackendObservation
 from tailkeeper_watchdog.scoring.history import SPACING_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
-from tailkeeper_watchdog.model import Mode, State
+from tailkeeper_watchdog.model import Mode
 from tests.scenario.world import TICK_S, World
 
 TOKEN = "correct horse battery staple"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import floor
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -22,7 +23,6 @@ from tailkeeper_watchdog.model import (
     KnobValue,
     Lease,
     Refusal,
-    State,
     Target,
     Verdict,
 )

@@ -14,29 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from tailkeeper_exporter.readings import Histogram, Quantile, Reading
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.window import Window
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
-
-
-class State(StrEnum):
-    """What the exporter says of a backend. Busy is not dead; unknown is not dead."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    BUSY = "busy"
-    HUNG = "hung"
-    MISCONFIGURED = "misconfigured"
-    DOWN = "down"
-    UNKNOWN = "unknown"
-
-    @property
-    def is_dead(self) -> bool:
-        return self in (State.HUNG, State.DOWN)
-
-    @property
-    def takes_work(self) -> bool:
-        return self in (State.SERVING, State.BUSY)
 
 
 class Knob(StrEnum):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tailkeeper_watchdog.model import EMPTY, BackendObservation, State
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.model import EMPTY, BackendObservation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import BY_NAME, Kind, Merge
 from tailkeeper_exporter.exposition import Part, SeriesKey
 from tailkeeper_exporter.readings import Histogram, Reading, absent, present
-from tailkeeper_watchdog.model import BackendObservation, GpuObservation, State
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.model import BackendObservation, GpuObservation
 
 _GPU_METRICS = tuple(m for m in catalog.CATALOG if catalog.GPU in m.labels)
 _GPU_NAMES = frozenset(m.name for m in _GPU_METRICS)

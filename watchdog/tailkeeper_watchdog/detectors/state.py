@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
-from tailkeeper_watchdog.model import BackendObservation, FindingKind, Severity, Situation, State
+from tailkeeper_watchdog.model import BackendObservation, FindingKind, Severity, Situation
 
 _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
 PRESSURE_LIMIT_RATIO = 0.92

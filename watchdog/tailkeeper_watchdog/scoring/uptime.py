@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailkeeper_watchdog.model import State
+from tailkeeper_exporter.state import State
 
 HOUR_S = 3_600.0
 BIN_S = 60.0
