@@ -242,6 +242,15 @@ def demo(
 bench = typer.Typer(help="The project's own benchmarks, figures as JSON.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
+
+def _benchmarks() -> Any:
+    try:
+        from tailkeeper import bench as benchmarks
+    except ImportError as error:
+        _need("watchdog", error)
+    return benchmarks
+
+
 Json = Annotated[bool, typer.Option("--json", help="JSON is always printed; accepted for scripts.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 
@@ -254,19 +263,13 @@ def bench_tick(
     seed: Seed = 1,
 ) -> None:
     """Whole ticks over a synthetic fleet."""
-    try:
-        from tailkeeper.bench import tick_bench
-    except ImportError as error:
-        _need("watchdog", error)
-    typer.echo(json.dumps(tick_bench(backends, ticks, seed)))
+    typer.echo(json.dumps(_benchmarks().tick_bench(backends, ticks, seed)))
 
 
 @bench.command("exporter")
 def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[float, typer.Option(min=2, max=600)] = 10) -> None:
     """Parsing against prometheus_client in one run, and CPU per backend at one read a second."""
-    from tailkeeper.bench import exporter_bench
-
-    typer.echo(json.dumps(exporter_bench(seconds)))
+    typer.echo(json.dumps(_benchmarks().exporter_bench(seconds)))
 
 
 @bench.command("loop")
@@ -277,11 +280,7 @@ def bench_loop(
     seed: Seed = 1,
 ) -> None:
     """From the first exporter page that reports the state to the changed weight read at the gateway."""
-    try:
-        from tailkeeper.bench import loop_bench
-    except ImportError as error:
-        _need("watchdog", error)
-    typer.echo(json.dumps(loop_bench(trials, tick_s, seed)))
+    typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed)))
 
 
 def main() -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import structlog
@@ -23,11 +21,10 @@ from tailkeeper_exporter.gpu import GpuSampler, GpuSnapshot, open_source
 from tailkeeper_exporter.node import NodeCpu
 from tailkeeper_exporter.requests_ring import RequestRing
 from tailkeeper_exporter.server import make_app
+from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
 from tailkeeper_exporter.views import BackendView
 
-MAX_CONNECTIONS = 512
-"""Readers are a Prometheus or two, a watchdog and load balancers; beyond this new ones get 503 at once."""
 KEEP_ALIVE_S = 75
 """Above a Prometheus scrape interval, so that its connection is reused."""
 MAX_HEADER_BYTES = 16_384
@@ -125,24 +122,6 @@ def build(
     return Exporter(collectors, sampler, RequestRing(), clock, close)
 
 
-def bind(address: str) -> socket.socket:
-    """A listening socket at HOST:PORT. Raises OSError that names the address."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP, because asyncio turns Nagle's algorithm off for sockets that say so only; with it every answer whose head and
-    # body are two writes waits 40 ms for a delayed acknowledgement.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, int(port)))
-        listening.listen(MAX_CONNECTIONS)
-    except OSError as error:
-        listening.close()
-        raise OSError(error.errno, f"exporter.listen: {address}: {error.strerror}") from error
-    return listening
-
-
 def server_config(app: Starlette) -> uvicorn.Config:
     """How we serve: no server header, no access log, bounded connections and headers."""
     return uvicorn.Config(
@@ -162,14 +141,6 @@ def server_config(app: Starlette) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would raise the signal anew when all is closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(backends: tuple[BackendSettings, ...], settings: ExporterSettings) -> None:
     """Run the exporter until SIGINT or SIGTERM, then return.
 
@@ -177,11 +148,9 @@ async def serve(backends: tuple[BackendSettings, ...], settings: ExporterSetting
     go on answering.
     """
     exporter = build(backends, settings)
-    with bind(settings.listen) as listening:
-        server = _Server(server_config(exporter.app))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, setattr, server, "should_exit", True)
+    with bind(settings.listen, "exporter.listen") as listening:
+        server = Server(server_config(exporter.app))
+        end_on_signals(server)
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(exporter.run())
             await server.serve(sockets=[listening])

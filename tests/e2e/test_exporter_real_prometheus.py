@@ -14,8 +14,9 @@ import pytest
 import uvicorn
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.app import bind, build, server_config
+from tailkeeper_exporter.app import build, server_config
 from tailkeeper_exporter.requests_ring import RequestRecord
+from tailkeeper_exporter.serving import bind
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
 from tests.e2e.exporter_process import Running, backend_state, engine_process, exporter_process, get, seconds_until
 from tests.e2e.real_programs import RealPrograms, binary, free_port, open_url, wait_until
@@ -71,7 +72,7 @@ def test_a_real_prometheus_takes_a_page_with_exemplars(programs: RealPrograms) -
             (BackendSettings.model_validate(backend(url)),), ExporterSettings.model_validate({"gpu": {"source": "none"}})
         )
         exporter.ring.append(RequestRecord("a", request_id="r1", trace_id="ab" * 16, start=1.7e9, ttft_s=0.05, e2e_s=1.0))
-        with bind(f"127.0.0.1:{port}") as listening:
+        with bind(f"127.0.0.1:{port}", "exporter.listen") as listening:
             server = uvicorn.Server(server_config(exporter.app))
             async with exporter.running():
                 await exporter.ready()

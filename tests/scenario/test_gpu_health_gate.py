@@ -353,3 +353,19 @@ async def test_a_miss_rate_that_is_always_high_is_no_derating_and_one_that_rises
             assert world.gateway.writes == [], "half of the tokens missing is this traffic's normal"
     assert world.weight("b") == pytest.approx(0.73)
     assert {world.weight(n) for n in "acd"} == {1.0}
+
+
+async def test_what_cannot_be_written_down_is_not_done_and_is_found_all_the_same(db: Path) -> None:
+    world = World(db)
+    await world.run(5)
+    world.ledger._db.execute("PRAGMA query_only=ON")  # what a full or read-only disk does to every write
+    world.sick["b"].state = State.HUNG
+    world.clock.now += 0.5
+    record = await world.loop.tick()
+    assert record.error is not None
+    assert "readonly" in record.error
+    assert world.gateway.writes == []
+    assert FindingKind.HUNG in kinds(world, "b")
+    world.ledger._db.execute("PRAGMA query_only=OFF")
+    await world.run(0.5)
+    assert world.admission("b") == DRAIN

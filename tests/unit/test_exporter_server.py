@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tailkeeper_exporter.app import Exporter, _Server, bind, build, server_config
+from tailkeeper_exporter.app import Exporter, build, server_config
 from tailkeeper_exporter.requests_ring import MAX_RECORDS, RequestRecord, RequestRing
 from tailkeeper_exporter.server import MAX_BODY_BYTES
+from tailkeeper_exporter.serving import Server, bind
 from tailkeeper_exporter.settings import BackendSettings
 from tests.unit.fake_engine import engine
 from tests.unit.hostile_engines import hostile_engines
@@ -30,8 +31,8 @@ FIELDS = {
 @asynccontextmanager
 async def listening(exporter: Exporter) -> AsyncIterator[httpx.AsyncClient]:
     """The exporter's application behind a real uvicorn, with a client for it."""
-    with bind("127.0.0.1:0") as sock:
-        server = _Server(server_config(exporter.app))
+    with bind("127.0.0.1:0", "exporter.listen") as sock:
+        server = Server(server_config(exporter.app))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         try:
@@ -261,15 +262,15 @@ async def test_three_readers_at_once_all_get_whole_pages() -> None:
 
 
 async def test_a_port_that_is_taken_is_an_error_that_names_the_setting() -> None:
-    with bind("127.0.0.1:0") as taken:
+    with bind("127.0.0.1:0", "exporter.listen") as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(OSError, match=f"exporter.listen: {address}"):
-            bind(address)
+            bind(address, "exporter.listen")
 
 
 def test_an_ipv6_address_can_be_listened_at() -> None:
     try:
-        with bind("[::1]:0") as sock:
+        with bind("[::1]:0", "exporter.listen") as sock:
             assert sock.getsockname()[0] == "::1"
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")

@@ -7,12 +7,14 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import requests
 import uvicorn
 from prometheus_api_client import PrometheusConnect
 
+from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
 from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import TickDurations
@@ -74,18 +76,14 @@ def few_collections() -> None:
     gc.set_threshold(200_000, 20, 100)
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which ends the process before what we hold is closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end)
-        yield
-
-    def _end(self) -> None:
-        self.should_exit = True
+def read_token(file: Path | None) -> str | None:
+    """The token of changing calls, or None where none is configured. Raises ValueError for an empty file."""
+    if file is None:
+        return None
+    token = file.read_text().strip()
+    if not token:
+        raise ValueError(f"watchdog.token_file: {file} is empty; write a token into it, or take the setting out")
+    return token
 
 
 class Watchdog:
@@ -116,7 +114,7 @@ class Watchdog:
         )
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
-        token = None if config.watchdog.token_file is None else config.watchdog.token_file.read_text().strip()
+        token = read_token(config.watchdog.token_file)
         api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, config.watchdog.tick_s)
         self.asgi = Gate(api, token)
 
@@ -129,20 +127,26 @@ class Watchdog:
             self._notifier.offer(alerts_for(findings, record.situation.scores, self.loop.parts.backends, record.desired, url))
 
     async def run(self, listen: str | None = None) -> None:
-        """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network."""
+        """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network.
+
+        Raises OSError where it cannot listen.
+        """
         few_collections()
-        host, _, port = (listen or self._config.watchdog.listen).rpartition(":")
         config = uvicorn.Config(
-            self.asgi, host=host.strip("[]"), port=int(port), log_config=None, access_log=False, server_header=False,
+            self.asgi,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=2,
-        )  # fmt: skip
-        server = Server(config)
+        )
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.switches.pause, "paused by SIGUSR1")
-        async with self._background(stop):
-            await server.serve()
-        if not server.started:
-            raise OSError(f"{host}:{port}: the address cannot be listened on; is another watchdog running?")
+        with bind(listen or self._config.watchdog.listen, "watchdog.listen") as listening:
+            server = Server(config)
+            end_on_signals(server)
+            async with self._background(stop):
+                await server.serve(sockets=[listening])
 
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:

@@ -1,0 +1,48 @@
+"""How our HTTP servers listen and end: one way for the exporter and the watchdog."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+MAX_CONNECTIONS = 512
+"""Readers are a Prometheus or two, a watchdog and load balancers; beyond this new ones get 503 at once."""
+
+
+def bind(address: str, key: str) -> socket.socket:
+    """A listening socket at HOST:PORT. Raises OSError that names ``key``, the setting the address came from.
+
+    Made by ``create_server``, so that the protocol is TCP by name: with protocol 0 asyncio leaves Nagle's algorithm on,
+    and every answer of two writes waits 40 ms for an acknowledgement.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, int(port)), family=family, backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        raise OSError(error.errno, f"{key}: {address}: {error.strerror}") from error
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would raise the signal anew when all is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def end_on_signals(*servers: Server) -> None:
+    """SIGINT and SIGTERM end every one of ``servers``. Needs a running event loop."""
+
+    def end() -> None:
+        for server in servers:
+            server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end)
