@@ -54,7 +54,7 @@ async def test_a_drain_stops_new_requests_at_once_while_a_stream_in_flight_ends_
     a.release.set()
     assert await stream == "a first\na last\n"
     async with asyncio.timeout(DEADLINE_S):  # the client has its last byte a moment before HAProxy counts the session out
-        while (await actuator.read(("llm/a",), DEADLINE_S))["llm/a"].sessions:
+        while (await actuator.read(("llm/a",), DEADLINE_S))["llm/a"].sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
