@@ -43,13 +43,13 @@ def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
     return (
         Column("Backend", None, source=BACKEND.name, overrides={"links": [_link_value()]}),
         Column("State", queries.current_state(), source=STATE.name, width=120, overrides=_state_cell()),
-        Column("HScore", queries.of_backend(HSCORE), style.unit_of(HSCORE), width=200, overrides=_score_cell()),
+        Column("HScore", queries.of_backend(HSCORE), style.unit_of(HSCORE), width=170, overrides=_score_cell()),
         Column("≥", saturated, style.COUNT_UNIT, width=40, overrides={"mappings": _saturated_words()}),
         Column(
             f"P99 TTFT (SLO {slo})",
             quantile(0.99, TTFT, (BACKEND,), "5m", *per_model),
             style.unit_of(TTFT),
-            width=170,
+            width=160,
             overrides={"thresholds": late, **colored},
         ),
         Column("n", requests, style.COUNT_UNIT, width=80),
