@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tailkeeper_exporter.catalog import CATALOG, Metric
-from tailkeeper_exporter.engines import ENGINES, Engine
+from tailkeeper_exporter.engines import ENGINES, Engine, Given
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 
 PATH = "docs/metrics.md"
+_GIVEN = {Given.ALWAYS: "", Given.ABOVE_FOUND: "with the row above", Given.ABOVE_LACKING: "without the row above"}
 
 
 def render() -> dict[str, str]:
@@ -24,6 +25,7 @@ def _lines() -> Iterator[str]:
     yield "A label's bound is the most values it takes for one backend; further ones become `other`."
     yield from _table("Exporter", CATALOG)
     yield from _table("Watchdog", WATCHDOG_CATALOG)
+    yield from _support()
     for engine in ENGINES:
         yield from _engine(engine)
 
@@ -39,12 +41,42 @@ def _table(title: str, metrics: tuple[Metric, ...]) -> Iterator[str]:
         yield f"| `{m.name}` | {m.kind} | {m.unit} | {labels} | {m.merge} | {m.help} |"
 
 
+def _support() -> Iterator[str]:
+    """Which engine's page tells which metric. What the exporter makes itself, of probes or GPUs, is not in it."""
+    told = [metric for metric in CATALOG if any(source.metric is metric for engine in ENGINES for source in engine.sources)]
+    yield ""
+    yield "## Which engine tells what"
+    yield ""
+    yield "✓: its page has it; –: no page of this engine has it, and it is absent. State, health and GPU metrics come from the"
+    yield "exporter itself, for every engine."
+    yield ""
+    yield "| metric | " + " | ".join(engine.name for engine in ENGINES) + " |"
+    yield "|---|" + "---|" * len(ENGINES)
+    for metric in told:
+        yield f"| `{metric.name}` | " + " | ".join(_mark(engine, metric) for engine in ENGINES) + " |"
+    yield ""
+    for engine in ENGINES:
+        yield f"- **{engine.name}** cannot tell: {engine.cannot_tell}"
+
+
+def _mark(engine: Engine, metric: Metric) -> str:
+    """A tick, with the outcomes where the metric has them; the fixed label says which."""
+    outcomes = [
+        value for source in engine.sources if source.metric is metric for name, value in source.fixed if name == "outcome"
+    ]
+    if outcomes:
+        return "✓ " + ", ".join(dict.fromkeys(outcomes))
+    return "✓" if any(source.metric is metric for source in engine.sources) else "–"
+
+
 def _engine(engine: Engine) -> Iterator[str]:
     yield ""
     yield f"## Where they come from: {engine.name}"
     yield ""
     yield f"Page `{engine.metrics_path}`, health `{engine.health_path}`."
     yield "`:` and `_` are the same; the first name that the page offers is used."
+    if engine.progress:
+        yield "Evidence of work besides: " + ", ".join(f"`{progress.name}`" for progress in engine.progress) + "."
     yield ""
     yield "| metric | names on the page | only where |"
     yield "|---|---|---|"
@@ -52,4 +84,5 @@ def _engine(engine: Engine) -> Iterator[str]:
         where = "; ".join(f"`{label}` is {', '.join(values)}" for label, values in source.where)
         fixed = ", ".join(f"`{label}={value}`" for label, value in source.fixed)
         name = f"`{source.metric.name}`" + (f" {fixed}" if fixed else "")
-        yield f"| {name} | {', '.join(f'`{n}`' for n in source.names)} | {where or 'always'} |"
+        only = "; ".join(part for part in (where, _GIVEN[source.given]) if part) or "always"
+        yield f"| {name} | {', '.join(f'`{n}`' for n in source.names)} | {only} |"

@@ -7,7 +7,8 @@ How series become one reading: rows of the table are resolved to the first of th
 are kept where the row's labels match; replicas of one fact (``REPLICA_LABELS``) count once; the rest (engine, pid,
 data-parallel rank and whatever else) is merged by the catalogue's rule. Several rows of one metric with the same fixed
 labels add up; one with a negative scale is taken off the row above it, and left out where the page does not offer that
-row. A series without a model label belongs to the page's only model, or to none where there are several.
+row; ``Source.given`` ties others to the row above. A series without a model label belongs to the page's only model, or to
+none where there are several.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from types import MappingProxyType
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Kind, Merge, Metric, Unit
 from tailkeeper_exporter.counters import MAX_MODEL_CHARS, CounterMemory, Output
-from tailkeeper_exporter.engines.base import Engine, Source
+from tailkeeper_exporter.engines.base import Engine, Given, Source
 from tailkeeper_exporter.exposition import Page, Part, Reason, SeriesKey
 from tailkeeper_exporter.readings import Histogram, Reading, Status, absent, invalid, present
 
@@ -54,6 +55,8 @@ class Normalised:
     cpu_s: float | None
     models: tuple[str, ...]
     restarted: bool = False
+    progress: Mapping[str, float] = field(default_factory=dict)
+    """The engine's counters of steps by their own name: evidence of work, not published."""
 
     def value(self, metric: Metric, **labels: str) -> Reading[float]:
         """The reading of one counter or gauge; ABSENT where the page does not offer it."""
@@ -77,6 +80,7 @@ class _Gathered:
 def wanted_by(engine: Engine) -> dict[str, Kind]:
     """What the page parser must keep for this engine: canonical names and kinds."""
     wanted = {name: source.metric.kind for source in engine.sources for name in source.names}
+    wanted |= {progress.name: Kind.COUNTER for progress in engine.progress}
     return wanted | {START_TIME: Kind.GAUGE, CPU_TIME: Kind.COUNTER}
 
 
@@ -95,6 +99,7 @@ def normalise(page: Page, engine: Engine, memory: CounterMemory, now: float) -> 
     problems = Counter(page.problems)
     values = {output: _value(output, got, memory, now, problems) for output, got in _of(outputs, histograms=False)}
     histograms = {output: _histogram(output, got, memory, now, problems) for output, got in _of(outputs, histograms=True)}
+    progress = _progress(engine, offered, memory, now)
     memory.prune(now)
     return Normalised(
         values=MappingProxyType(values),
@@ -105,6 +110,7 @@ def normalise(page: Page, engine: Engine, memory: CounterMemory, now: float) -> 
         cpu_s=_of_the_process(CPU_TIME, offered),
         models=tuple(name[:MAX_MODEL_CHARS] for name in models[: catalog.MODEL.bound]),
         restarted=memory.resets != resets,
+        progress=MappingProxyType(progress),
     )
 
 
@@ -146,9 +152,28 @@ def _rows(engine: Engine, offered: _Offered) -> list[tuple[Source, str | None]]:
     """Each row of the table with the name under which the page offers it, None where it does not."""
     rows: list[tuple[Source, str | None]] = []
     for source in engine.sources:
-        takes_off_nothing = source.scale < 0 and (not rows or rows[-1][1] is None)
-        rows.append((source, None if takes_off_nothing else _offered_name(source, offered)))
+        rows.append((source, _offered_name(source, offered) if _counts(source, rows) else None))
     return rows
+
+
+def _counts(source: Source, rows: list[tuple[Source, str | None]]) -> bool:
+    """Whether the row counts, given whether the page offers the row above it."""
+    above = bool(rows) and rows[-1][1] is not None
+    if source.given is Given.ABOVE_FOUND or source.scale < 0:
+        return above
+    return source.given is Given.ALWAYS or not above
+
+
+def _progress(engine: Engine, offered: _Offered, memory: CounterMemory, now: float) -> dict[str, float]:
+    """The counters of steps that the page offers, each summed over its series and carried over restarts."""
+    found: dict[str, float] = {}
+    for progress in engine.progress:
+        output = (progress.name, ())
+        for key, value in offered.get(progress.name, []):
+            if isinstance(value, float) and all(key.label(label) in allowed for label, allowed in progress.where):
+                memory.advance(output, key, (value,), now)
+                found[progress.name] = memory.counter(output)
+    return found
 
 
 def _missing(rows: list[tuple[Source, str | None]]) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class PageReader:
         self._memory = CounterMemory()
         self._large = large
         self._cost_s = 0.0
-        self.share = ProbeShare()
+        self.share = ProbeShare(any(source.metric is catalog.REQUESTS for source in engine.sources))
         self.url = backend.metrics_url or backend.url + engine.metrics_path
         self.on_engine_url = urlsplit(self.url)[:2] == urlsplit(backend.url)[:2]
 
@@ -128,7 +128,7 @@ class PageReader:
         found = normalise(page, self._engine, self._memory, now)
         raw = {o: r.value for o, r in found.values.items() if r.value is not None and _is_counter(o)}
         whole = {o: r.value for o, r in found.histograms.items() if r.value is not None}
-        counters, histograms, own = self.share.take(raw, whole, now)
+        counters, histograms, own = self.share.take(raw, whole, now, sum(found.progress.values()))
         gauges = {o: r for o, r in found.values.items() if not _is_counter(o)}
         work = _work(found, raw, whole, gauges)
         return PageRead(
@@ -160,7 +160,7 @@ def _work(
     gauges: Mapping[Output, Reading[float]],
 ) -> Work:
     """What tells work from standstill. Of the requests only those that ended well: others a dead engine's door counts too."""
-    moved: dict[str, float] = {}
+    moved: dict[str, float] = dict(found.progress)
     for (name, labels), value in counters.items():
         ok = name == catalog.REQUESTS.name and ("outcome", "ok") in labels
         if ok or any(name == metric.name for metric in _PROGRESS):

@@ -5,8 +5,9 @@ after one differ by nothing else: then the whole difference, in every counter an
 from there on. An interval with more in it than the probes can explain is left alone: beside real traffic one token in
 thousands does not matter, and guessing its bucket would invent observations.
 
-What the probes can explain: one request, one or two tokens and ``PROMPT_TOKENS`` prompt tokens each. A single request of one
-token by somebody else in the second of a probe is mistaken for it; that is the price.
+What the probes can explain: one request, one or two tokens, ``STEPS`` decoding steps and ``PROMPT_TOKENS`` prompt tokens each.
+A single request of one token by somebody else in the second of a probe is mistaken for it; that is the price. An engine that
+does not count requests has finished one when it counts tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ PROMPT_TOKENS = 256.0
 """Above the prompt of a probe with any chat template around it."""
 GENERATED_TOKENS = 2.0
 """One was asked for; an engine that counts the end mark as well has two."""
+STEPS = 8.0
+"""A prompt takes one step, or a few where the engine splits it, and the one token none or one more. A user's answer that
+has only begun takes a step per token, while its own tokens may not be counted before its end."""
 EXPECTED_FOR_S = 30.0
 """An engine may count a probe late, when the one that hung goes on; after this long it has dropped it."""
 
@@ -30,7 +34,10 @@ EXPECTED_FOR_S = 30.0
 class ProbeShare:
     """Offsets of one backend's published counters and histograms. Owned by the task that reads its page."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts_requests: bool = True) -> None:
+        """``counts_requests``: whether the engine's page can count finished requests."""
+        self._counts_requests = counts_requests
+        self._steps = 0.0
         self._expected: list[float] = []
         self._before: tuple[Mapping[Output, float], Mapping[Output, Histogram]] | None = None
         self._counters: dict[Output, float] = {}
@@ -46,12 +53,16 @@ class ProbeShare:
             self._expected.remove(since)
 
     def take(
-        self, counters: Mapping[Output, float], histograms: Mapping[Output, Histogram], now: float
+        self, counters: Mapping[Output, float], histograms: Mapping[Output, Histogram], now: float, steps: float = 0.0
     ) -> tuple[dict[Output, float], dict[Output, Histogram], bool]:
-        """The page's counters and histograms without the probes' share, and whether all that is new is the probes'."""
+        """The page's counters and histograms without the probes' share, and whether all that is new is the probes'.
+
+        ``steps`` is the engine's count of decoding steps, 0 where it has none.
+        """
+        stepped, self._steps = steps - self._steps, steps
         self._expected = [since for since in self._expected if now - since <= EXPECTED_FOR_S]
         before, self._before = self._before, (dict(counters), dict(histograms))
-        own = before is not None and bool(self._expected) and self._explained(_growth(before[0], counters))
+        own = before is not None and bool(self._expected) and self._explained(_growth(before[0], counters), stepped)
         if before is not None and own:
             self._set_off(before, counters, histograms)
         return (
@@ -60,17 +71,19 @@ class ProbeShare:
             own,
         )
 
-    def _explained(self, grown: dict[Output, float]) -> bool:
+    def _explained(self, grown: dict[Output, float], steps: float) -> bool:
         """Whether the probes expected can have caused all of it, and have caused something."""
         requests = _total(grown, catalog.REQUESTS.name)
         tokens = _total(grown, catalog.GENERATED_TOKENS.name)
         prompt = _total(grown, catalog.PROMPT_TOKENS.name)
-        each, count = max(requests, 1.0), len(self._expected)
+        finished = requests if self._counts_requests else float(tokens > 0)
+        each, count = max(finished, 1.0), len(self._expected)
         # Whatever these requests were: the probes that were expected are taken to be among them, and are not waited for.
-        del self._expected[: int(requests)]
+        del self._expected[: int(finished)]
         if not requests and not tokens and not prompt:
             return False
-        return requests <= count and tokens <= each * GENERATED_TOKENS and prompt <= each * PROMPT_TOKENS
+        small = tokens <= each * GENERATED_TOKENS and prompt <= each * PROMPT_TOKENS and steps <= each * STEPS
+        return finished <= count and small
 
     def _set_off(
         self,

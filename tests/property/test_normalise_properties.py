@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.counters import CounterMemory
+from tailkeeper_exporter.engines import ENGINES
 from tailkeeper_exporter.engines.base import Engine, Source
-from tailkeeper_exporter.exposition import PageParser
+from tailkeeper_exporter.exposition import PageError, PageParser
 from tailkeeper_exporter.normalise import Normalised, normalise, wanted_by
 
 ENGINE = Engine(
@@ -72,3 +73,41 @@ def test_a_ratio_is_the_largest_of_the_newest_name_that_is_offered(usages: dict[
     reading = normalise(page, ENGINE, CounterMemory(), 0.0).value(catalog.KV_USAGE)
     chosen = usages.get("kv_new") or usages.get("kv_old")
     assert reading.value == (max(chosen) if chosen else None)
+
+
+ANY_VALUE = st.one_of(st.floats(width=32), st.integers(-5, 10**12)).map(repr)
+LABEL = st.sampled_from(["le", "model_name", "model", "tp_rank", "engine", "reason", "status_code", "finished_reason", "method"])
+LABELS = st.dictionaries(
+    LABEL, st.sampled_from(["", "0", "1", "+Inf", "stop", "error", "decode", "200", "REJECTED", "x"]), max_size=4
+)
+
+
+@st.composite
+def pages_of_an_engine(draw: st.DrawFn) -> tuple[Engine, list[bytes]]:
+    """Some engine, and pages with its own names and any labels and values at all."""
+    engine = draw(st.sampled_from(ENGINES))
+    names = st.sampled_from(sorted(wanted_by(engine)))
+    series = st.tuples(names, st.sampled_from(["", "_bucket", "_sum", "_count"]), LABELS, ANY_VALUE)
+    pages = draw(st.lists(st.lists(series, max_size=12), min_size=1, max_size=4))
+    return engine, [b"".join(_line(*one) for one in [("other", "", {}, "1"), *page]) for page in pages]
+
+
+def _line(name: str, end: str, labels: dict[str, str], value: str) -> bytes:
+    inside = ",".join(f'{label}="{text}"' for label, text in labels.items())
+    return f"{name}{end}{{{inside}}} {value}\n".encode()
+
+
+@given(pages_of_an_engine())
+def test_every_engines_table_takes_any_page_without_raising_and_publishes_no_negative(drawn: tuple[Engine, list[bytes]]) -> None:
+    engine, pages = drawn
+    memory, parser = CounterMemory(), PageParser(wanted_by(engine))
+    steps = dict.fromkeys((progress.name for progress in engine.progress), 0.0)
+    for now, body in enumerate(pages):
+        try:
+            page = parser.parse(body)
+        except PageError:
+            continue
+        result = normalise(page, engine, memory, float(now))
+        assert all(reading.value is None or reading.value >= 0 for reading in result.values.values())
+        assert all(value >= steps[name] for name, value in result.progress.items())
+        steps |= result.progress

@@ -273,6 +273,28 @@ def test_other_buckets_start_the_share_of_a_histogram_anew() -> None:
     assert share.take(counted(10, 100, 900), other, 2.0)[1][TTFT].count == 9
 
 
+def test_without_a_count_of_requests_a_probe_is_over_when_its_token_is_counted() -> None:
+    share, tokens, prompt = (
+        ProbeShare(counts_requests=False),
+        (catalog.GENERATED_TOKENS.name, ()),
+        (catalog.PROMPT_TOKENS.name, ()),
+    )
+    share.take({tokens: 0.0, prompt: 0.0}, {}, 0.0, 0.0)
+    share.expect(0.5)
+    assert share.take({tokens: 0.0, prompt: 9.0}, {}, 1.0, 1.0)[0] == {tokens: 0.0, prompt: 0.0}
+    assert share.take({tokens: 1.0, prompt: 9.0}, {}, 2.0, 1.0)[0] == {tokens: 0.0, prompt: 0.0}
+    counters, _, own = share.take({tokens: 1.0, prompt: 49.0}, {}, 3.0, 2.0)
+    assert (counters[prompt], own) == (40.0, False)
+
+
+def test_a_prompt_with_more_steps_after_it_than_a_probe_takes_is_a_users() -> None:
+    share, prompt = ProbeShare(counts_requests=False), (catalog.PROMPT_TOKENS.name, ())
+    share.take({prompt: 0.0}, {}, 0.0, 100.0)
+    share.expect(0.5)
+    counters, _, own = share.take({prompt: 40.0}, {}, 1.0, 120.0)
+    assert (counters[prompt], own) == (40.0, False)
+
+
 STEPS = st.lists(st.tuples(st.sampled_from([0, 0, 1, 5]), st.booleans()), max_size=60)
 
 

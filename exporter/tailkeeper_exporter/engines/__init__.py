@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tailkeeper_exporter.engines.base import Engine, ProbeRequest, Source
+from tailkeeper_exporter.engines.base import Engine, Given, ProbeRequest, Progress, Source
+from tailkeeper_exporter.engines.llamacpp import LLAMACPP
 from tailkeeper_exporter.engines.vllm import VLLM
 
-ENGINES: tuple[Engine, ...] = (VLLM,)
+ENGINES: tuple[Engine, ...] = (VLLM, LLAMACPP)
 
 ENGINE_NAMES: tuple[str, ...] = tuple(engine.name for engine in ENGINES)
 
@@ -18,4 +19,4 @@ def engine_named(name: str) -> Engine:
     raise KeyError(name)
 
 
-__all__ = ["ENGINES", "ENGINE_NAMES", "Engine", "ProbeRequest", "Source", "engine_named"]
+__all__ = ["ENGINES", "ENGINE_NAMES", "Engine", "Given", "ProbeRequest", "Progress", "Source", "engine_named"]

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tailkeeper_exporter.catalog import Metric
+
+
+class Given(StrEnum):
+    """When a row of the table counts, told by the row above it."""
+
+    ALWAYS = "always"
+    ABOVE_FOUND = "above_found"
+    """Only beside the row above: the two together are the fact, and this one alone is not."""
+    ABOVE_LACKING = "above_lacking"
+    """Only instead of the row above: another witness of the same fact, in another unit or under other labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,19 @@ class Source:
     scale: float = 1.0
     expected: bool = True
     """Whether a page of this engine without it counts as missing a metric."""
+    given: Given = Given.ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A counter that moves with each step of work, and is evidence of life without being published.
+
+    Engines that count tokens only when an answer is complete would look frozen during a long one. ``name`` is canonical;
+    ``where`` keeps only series whose label has one of the values.
+    """
+
+    name: str
+    where: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +70,7 @@ class Engine:
     preallocates: bool = False
     """Whether it takes its GPU memory at start, so that raw use says nothing about pressure."""
     probe: ProbeRequest | None = field(default_factory=ProbeRequest)
+    progress: tuple[Progress, ...] = ()
+    """Counters of decoding steps, for engines whose token counters stand still during an answer."""
+    cannot_tell: str = ""
+    """What no page of this engine says, in a sentence for the documentation."""

@@ -1,0 +1,84 @@
+"""Engines other than vLLM watched for real, on loopback: what their pages let the collector know, and what not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.liveness import State, Why
+from tests.unit.fake_engine import DONE, LENGTH, TOKEN
+from tests.unit.loopback import Handler, Seen, reply, serving, silence, stream
+from tests.unit.test_collector import backend, state, until, view, watching
+
+SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
+WELL = stream(TOKEN + LENGTH + DONE)
+
+
+@dataclass
+class FakeLlama:
+    """llama-server with one long answer: its captured page, on which only the count of decoding steps moves."""
+
+    processing: float = 1
+    decodes: float = 125
+    decodes_per_page: float = 5
+    prompt: float = 98
+    predicted: float = 481
+    health: Handler = field(default_factory=lambda: reply(200, {"status": "ok"}))
+    probe: Handler = WELL
+
+    async def handle(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.path == "/metrics":
+            await reply(200, self.page())(seen, writer)
+        elif seen.path == "/v1/completions":
+            await self.probe(seen, writer)
+        else:
+            await (self.health if seen.path == "/health" else reply(404))(seen, writer)
+
+    def page(self) -> str:
+        self.decodes += self.decodes_per_page
+        text = (SCRAPES / "llamacpp-b11669.prom").read_text()
+        for name, value in {
+            "n_decode_total": self.decodes,
+            "requests_processing": self.processing,
+            "prompt_tokens_total": self.prompt,
+            "tokens_predicted_total": self.predicted,
+        }.items():
+            old = next(line for line in text.splitlines() if line.startswith(f"llamacpp:{name} "))
+            text = text.replace(f"{old}\n", f"llamacpp:{name} {value:g}\n")
+        return text
+
+
+async def test_a_long_answer_of_llamacpp_is_serving_though_no_token_is_counted_and_is_hung_once_its_steps_stop() -> None:
+    fake = FakeLlama(probe=silence)
+    async with serving(fake.handle) as server, watching(backend(server.url, engine="llamacpp")) as exporter:
+        await until(lambda: view(exporter).progress_s)
+        watched_until = exporter.now() + 2.5
+        while exporter.now() < watched_until:
+            assert view(exporter).state is not State.HUNG, "every slot is busy, so the probe has to wait"
+            await asyncio.sleep(0.01)
+        assert view(exporter).state in (State.SERVING, State.BUSY)
+        fake.decodes_per_page = 0
+        await state(exporter, State.HUNG)
+        assert set(view(exporter).liveness.reasons) == {Why.NO_PROGRESS, Why.PROBE_UNANSWERED}
+        fake.decodes_per_page, fake.probe = 5, WELL
+        await state(exporter, State.SERVING)
+
+
+async def test_the_prompt_of_a_long_answer_of_llamacpp_is_a_users_though_a_probe_was_sent_a_moment_ago() -> None:
+    fake = FakeLlama(processing=0, decodes_per_page=0)
+    async with serving(fake.handle) as server, watching(backend(server.url, engine="llamacpp")) as exporter:
+        await until(lambda: view(exporter).probes.get("answered"))  # type: ignore[call-overload]
+        fake.processing, fake.prompt, fake.decodes = 1, fake.prompt + 40, fake.decodes + 30
+        prompt = (catalog.PROMPT_TOKENS.name, ())
+        await until(lambda: view(exporter).counters[prompt] == 98 + 56 + 40)
+
+
+async def test_llamacpp_loading_its_model_is_starting() -> None:
+    loading = reply(503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+    fake = FakeLlama(health=loading, probe=loading, processing=0, decodes_per_page=0)
+    async with serving(fake.handle) as server, watching(backend(server.url, engine="llamacpp")) as exporter:
+        await state(exporter, State.STARTING)
+        fake.health, fake.probe = reply(200, {"status": "ok"}), WELL
+        await state(exporter, State.SERVING)
