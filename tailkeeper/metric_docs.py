@@ -61,12 +61,9 @@ def _support() -> Iterator[str]:
 
 def _mark(engine: Engine, metric: Metric) -> str:
     """A tick, with the outcomes where the metric has them; the fixed label says which."""
-    outcomes = [
-        value for source in engine.sources if source.metric is metric for name, value in source.fixed if name == "outcome"
-    ]
-    if outcomes:
-        return "✓ " + ", ".join(dict.fromkeys(outcomes))
-    return "✓" if any(source.metric is metric for source in engine.sources) else "–"
+    rows = [source for source in engine.sources if source.metric is metric]
+    outcomes = dict.fromkeys(value for source in rows for name, value in source.fixed if name == "outcome")
+    return f"✓ {', '.join(outcomes)}".strip() if rows else "–"
 
 
 def _engine(engine: Engine) -> Iterator[str]:

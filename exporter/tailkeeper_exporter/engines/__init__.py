@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tailkeeper_exporter.engines.base import Engine, Given, ProbeRequest, Progress, Source
 from tailkeeper_exporter.engines.llamacpp import LLAMACPP
+from tailkeeper_exporter.engines.sglang import SGLANG
 from tailkeeper_exporter.engines.vllm import VLLM
 
-ENGINES: tuple[Engine, ...] = (VLLM, LLAMACPP)
+ENGINES: tuple[Engine, ...] = (VLLM, SGLANG, LLAMACPP)
 
 ENGINE_NAMES: tuple[str, ...] = tuple(engine.name for engine in ENGINES)
 

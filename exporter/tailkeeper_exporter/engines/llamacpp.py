@@ -33,7 +33,7 @@ LLAMACPP = Engine(
     ),
     progress=(Progress("llamacpp_n_decode_total"),),
     cannot_tell=(
-        "No latencies, finished or failed requests, or KV use; generated tokens only at an answer's end. "
+        "latencies, finished and failed requests, KV use; generated tokens before an answer's end. "
         "Six digits are printed: above 100 million steps a slow engine moves the page too rarely to tell a full engine from a "
         "frozen one."
     ),

@@ -24,7 +24,7 @@ VLLM = Engine(
     metrics_path="/metrics",
     health_path="/health",
     preallocates=True,
-    cannot_tell="Requests that the HTTP layer refused with 4xx; a paused engine, which looks like one without traffic.",
+    cannot_tell="requests that the HTTP layer refused with 4xx; a paused engine, which looks like one without traffic.",
     sources=(
         Source(catalog.LATENCY, ("vllm_e2e_request_latency_seconds",)),
         Source(catalog.TTFT, ("vllm_time_to_first_token_seconds",)),
