@@ -70,7 +70,9 @@ def _engine(engine: Engine) -> Iterator[str]:
     yield ""
     yield f"## Where they come from: {engine.name}"
     yield ""
-    yield f"Page `{engine.metrics_path}`, health `{engine.health_path}`."
+    yield f"Page {f'`{engine.metrics_path}`' if engine.metrics_path else 'none'}, health `{engine.health_path}`."
+    if not engine.sources:
+        return
     yield "`:` and `_` are the same; the first name that the page offers is used."
     if engine.progress:
         yield "Evidence of work besides: " + ", ".join(f"`{progress.name}`" for progress in engine.progress) + "."

@@ -72,6 +72,7 @@ class BackendCollector:
         self._log = log.bind(backend=backend.name)
         self._engine = engine_named(backend.engine)
         self._reader = PageReader(client, backend, self._engine, clock, large_pages)
+        self._has_page = self._reader.url is not None
         self._prober = Prober(client, backend.url, self._engine, backend.model, backend.probe.first_token_timeout_s, clock)
         self._probing = backend.probe.enabled and self._prober.possible
         self._judging = LivenessSettings(
@@ -104,6 +105,7 @@ class BackendCollector:
             stale_after_s=self._stale_after_s,
             gpu_stale_after_s=self._gpu_stale_after_s,
             started_s=self._started_s,
+            has_page=self._has_page,
         )
 
     async def run(self, delay_s: float = 0.0) -> None:
@@ -132,18 +134,35 @@ class BackendCollector:
 
     async def _page_round(self) -> None:
         started = self._clock()
-        read = await self._reader.read(self._headers, self._settings.scrape_timeout_s)
-        self._take_page(read)
-        if read.denied:
-            self._reload_credentials()
+        cost_s = await self._read_page() if self._has_page else self._note_no_page()
         if self._health_is_due():
             await self._ask_health()
         self.first_round.set()
         interval = self._settings.scrape_interval_s
-        if self._memory.page.answer is not Answer.OK or self._memory.state not in _WELL:
+        if (self._has_page and self._memory.page.answer is not Answer.OK) or self._memory.state not in _WELL:
             interval = min(interval, SUSPECT_INTERVAL_S)
-        interval = max(interval, read.cost_s / PAGE_SHARE)
+        interval = max(interval, cost_s / PAGE_SHARE)
         await asyncio.sleep(max(0.0, started + interval - self._clock()))
+
+    async def _read_page(self) -> float:
+        """Read the page once; the CPU seconds that it cost."""
+        read = await self._reader.read(self._headers, self._settings.scrape_timeout_s)
+        self._take_page(read)
+        if read.denied:
+            self._reload_credentials()
+        return read.cost_s
+
+    def _note_no_page(self) -> float:
+        """A round of a backend without a page: its health page and our probe are all there is, and GPUs as ever."""
+        now = self._clock()
+        if self._backend.gpus:
+            self.view = replace(self.view, memory_headroom=self._derived.take_headroom(self._gpu_memory(now), now))
+        self.view = replace(self.view, asked=True)
+        return 0.0
+
+    def _gpu_memory(self, now: float) -> tuple[GpuMemory, ...]:
+        uuids = tuple(device.uuid for device in self._gpus.match(self._backend.gpus).devices)
+        return gpu_memory(self._gpus.snapshot(), uuids, now, self._gpu_stale_after_s)
 
     def _take_page(self, read: PageRead) -> None:
         good = read.normalised is not None
@@ -151,8 +170,7 @@ class BackendCollector:
         self._count({reason.value: count for reason, count in read.problems.items()})
         self._page_loads = read.loading
         self._step(Evidence(page=read.seen))
-        uuids = tuple(device.uuid for device in self._gpus.match(self._backend.gpus).devices)
-        memory = gpu_memory(self._gpus.snapshot(), uuids, read.ended_s, self._gpu_stale_after_s)
+        memory = self._gpu_memory(read.ended_s)
         if self._backend.gpus:
             self.view = replace(self.view, memory_headroom=self._derived.take_headroom(memory, read.ended_s))
         self.view = replace(self.view, asked=True)

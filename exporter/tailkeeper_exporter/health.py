@@ -154,7 +154,9 @@ def _probe_status(view: BackendView, now: float, answer: Answer) -> Status:
     return Status.FAIL if view.bad_probes + _overdue(view, now) >= 2 else Status.WARN
 
 
-def _engine(view: BackendView, now: float) -> Check:
+def _engine(view: BackendView, now: float) -> Check | None:
+    if not view.has_page:
+        return None
     seen = view.sources.get(Source.ENGINE)
     limit = view.stale_after_s
     if seen is None:
@@ -166,7 +168,9 @@ def _engine(view: BackendView, now: float) -> Check:
     return Check(Status.UNKNOWN, age, limit, "s", age, seen.code or "stale")
 
 
-def _progress(view: BackendView, now: float) -> Check:
+def _progress(view: BackendView, now: float) -> Check | None:
+    if not view.has_page:
+        return None
     limit = view.settings.hang.no_progress_s
     age = None if view.progress_s is None else now - view.progress_s
     stalled = None if view.stalled_since_s is None else now - view.stalled_since_s

@@ -7,6 +7,8 @@
   page and probe, all of them, for all of that time (a stopped process).
 * ``down`` needs two refusals in a row on the engine's own address, or an engine that says itself that it is broken
   (health 5xx twice) and fails a probe. A lost metrics page never means down.
+* An engine that has no page is judged by its probe and its health page alone. Full and frozen look the same there, so an
+  unanswered probe with an answered health page is ``unknown``.
 * ``hung`` and ``down`` end with life only: tokens counted or a probe answered. A new engine passes through ``starting``.
 * One failure never acts, and ``serving`` and ``busy`` change places at most once in ``dwell_s``.
 
@@ -38,6 +40,7 @@ class Why(StrEnum):
     NOT_RECOVERED = "not_recovered"
     PROBE_DENIED = "probe_denied"
     HEALTH_DENIED = "health_denied"
+    HEALTH_UNANSWERED = "health_unanswered"
     PROBE_FAILED = "probe_failed"
     PROBE_SLOW = "probe_slow"
     OVERLOADED = "overloaded"
@@ -61,6 +64,7 @@ _SENTENCES: dict[Why, str] = {
     Why.NOT_RECOVERED: "Neither a token nor a probe's answer has been seen since.",
     Why.PROBE_DENIED: "Our probe is refused with 401, 403 or 404: check api_key_file and url.",
     Why.HEALTH_DENIED: "The health page is refused with 401, 403 or 404: check api_key_file and url.",
+    Why.HEALTH_UNANSWERED: "The health page does not answer.",
     Why.PROBE_FAILED: "Our probe is answered with an error.",
     Why.PROBE_SLOW: "Our probe's token comes later than probe.first_token_timeout_s.",
     Why.OVERLOADED: "The engine turns work away because it is full.",
@@ -254,8 +258,8 @@ def _seen_working(memory: Memory, now: float, settings: LivenessSettings) -> _Ve
 
 def _seen_blind(memory: Memory, now: float, settings: LivenessSettings) -> _Verdict | None:
     """Without a page: only the probe can say serving; a first loss changes nothing yet."""
-    if memory.page.answer is None and memory.probe.answer is None:
-        return None
+    if memory.page.answer is None:
+        return _seen_without_page(memory, now, settings)
     fresh = _recent(memory.probe.last_s, now, 2 * settings.probe_interval_s + settings.no_progress_s)
     if fresh and (memory.probe.answer in ALIVE or memory.probe.answer is Answer.OVERLOADED):
         state, reasons = _by_answers(memory, now, settings)
@@ -264,6 +268,20 @@ def _seen_blind(memory: Memory, now: float, settings: LivenessSettings) -> _Verd
     if once and memory.state in _LOAD:
         return State(memory.state), (Why.PAGE_LOST,)
     return State.UNKNOWN, (Why.PAGE_LOST,)
+
+
+def _seen_without_page(memory: Memory, now: float, settings: LivenessSettings) -> _Verdict | None:
+    """No page was ever asked for: the answers decide, and where none comes for too long nothing is known."""
+    probe, health, stalled = memory.probe, memory.health, memory.stalled_since_s
+    if probe.answer is None and health.answer is None:
+        return None
+    waited = stalled is not None and now - stalled >= settings.no_progress_s
+    forgotten = not _recent(memory.life_s, now, 2 * settings.probe_interval_s + settings.no_progress_s)
+    if probe.answer in GONE and (waited or forgotten):
+        return State.UNKNOWN, (Why.PROBE_UNANSWERED,)
+    if probe.answer not in ALIVE and health.answer in GONE and health.count >= settings.confirmations:
+        return State.UNKNOWN, (Why.HEALTH_UNANSWERED,)
+    return _by_answers(memory, now, settings)
 
 
 def _by_answers(memory: Memory, now: float, settings: LivenessSettings) -> _Verdict:

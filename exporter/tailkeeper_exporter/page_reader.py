@@ -80,11 +80,15 @@ class PageReader:
         self._large = large
         self._cost_s = 0.0
         self.share = ProbeShare(any(source.metric is catalog.REQUESTS for source in engine.sources))
-        self.url = backend.metrics_url or backend.url + engine.metrics_path
-        self.on_engine_url = urlsplit(self.url)[:2] == urlsplit(backend.url)[:2]
+        self.url = page_url(backend, engine)
+        self.on_engine_url = self.url is not None and urlsplit(self.url)[:2] == urlsplit(backend.url)[:2]
 
     async def read(self, headers: Mapping[str, str], deadline_s: float) -> PageRead:
-        """One read, ended ``deadline_s`` after now at the latest (and a large page's parsing after that)."""
+        """One read, ended ``deadline_s`` after now at the latest (and a large page's parsing after that).
+
+        Only for a backend that has a page.
+        """
+        assert self.url is not None
         sent, self._cost_s = self._clock(), 0.0
         try:
             fetched = await fetch(self._client, self.url, headers, deadline_s, MAX_BYTES)
@@ -142,6 +146,13 @@ class PageReader:
             Counter(found.problems),
             cost_s=self._cost_s,
         )
+
+
+def page_url(backend: BackendSettings, engine: Engine) -> str | None:
+    """Where the page is: as configured, else the engine's usual place; None for an engine without one."""
+    if backend.metrics_url is not None or engine.metrics_path is None:
+        return backend.metrics_url
+    return backend.url + engine.metrics_path
 
 
 def _is_counter(output: Output) -> bool:

@@ -67,6 +67,8 @@ class BackendView:
     settings: BackendSettings
     liveness: Liveness
     asked: bool = False
+    has_page: bool = True
+    """False for an engine without a metrics page: there is nothing to lose, and nothing to tell work from standstill."""
     up: bool | None = None
     stale_after_s: float = 5.0
     counters: Mapping[Output, float] = field(default_factory=nothing)

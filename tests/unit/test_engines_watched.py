@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.gpu import GpuSnapshot
+from tailkeeper_exporter.health import backend_health
 from tailkeeper_exporter.liveness import State, Why
+from tailkeeper_exporter.series import series_of
+from tailkeeper_exporter.views import Source
 from tests.unit.fake_engine import DONE, LENGTH, TOKEN
-from tests.unit.loopback import Handler, Seen, reply, serving, silence, stream
+from tests.unit.loopback import Handler, Seen, reply, routes, serving, silence, stream
 from tests.unit.test_collector import backend, state, until, view, watching
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
@@ -82,3 +86,36 @@ async def test_llamacpp_loading_its_model_is_starting() -> None:
         await state(exporter, State.STARTING)
         fake.health, fake.probe = reply(200, {"status": "ok"}), WELL
         await state(exporter, State.SERVING)
+
+
+async def test_a_generic_backend_is_serving_by_its_probe_and_has_no_page_to_lose() -> None:
+    handler = routes({"/health": reply(200), "/v1/completions": WELL})
+    async with serving(handler) as server, watching(backend(server.url, engine="generic")) as exporter:
+        await state(exporter, State.SERVING)
+        await until(lambda: view(exporter).probes.get("answered"))  # type: ignore[call-overload]
+        assert "/metrics" not in server.paths()
+        assert view(exporter).liveness.reasons == ()
+        assert Source.ENGINE not in view(exporter).sources
+        document = backend_health(view(exporter), exporter.now())
+        assert document["status"] == "pass"
+        assert list(document["checks"]) == ["semantic_probe"]  # type: ignore[call-overload]
+        names = {series.metric for series in series_of(view(exporter), GpuSnapshot(), exporter.now())}
+        assert not names & {catalog.REQUESTS, catalog.RUNNING, catalog.MISSING_METRICS}
+        await until(lambda: server.paths().count("/v1/completions") >= 3)
+
+
+async def test_a_generic_backend_that_stops_listening_is_down_and_one_whose_model_errs_is_unknown() -> None:
+    handler = routes({"/health": reply(200), "/v1/completions": reply(500)})
+    async with serving(handler) as server, watching(backend(server.url, engine="generic")) as exporter:
+        await until(lambda: Why.PROBE_FAILED in view(exporter).liveness.reasons and view(exporter).state is State.UNKNOWN)
+    async with watching(backend(server.url, engine="generic")) as exporter:
+        await state(exporter, State.DOWN)
+
+
+async def test_a_generic_backend_with_a_metrics_url_has_its_page_read() -> None:
+    handler = routes({"/health": reply(200), "/v1/completions": WELL, "/stats": reply(200, "process_start_time_seconds 1000\n")})
+    async with serving(handler) as server:
+        found = backend(server.url, engine="generic", metrics_url=server.url + "/stats")
+        async with watching(found) as exporter:
+            await until(lambda: Source.ENGINE in view(exporter).sources)
+            assert view(exporter).sources[Source.ENGINE].success

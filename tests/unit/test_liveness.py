@@ -227,6 +227,42 @@ def test_a_silent_probe_behind_a_lost_page_with_an_answering_health_page_is_unkn
     assert run(*events)[-1].state is State.UNKNOWN
 
 
+def test_a_backend_without_a_page_is_serving_by_its_probe_and_nothing_is_lost() -> None:
+    verdicts = run((0, health(0)), (0.1, probe(0)), *((float(t), health(t)) for t in range(1, 9)))
+    assert set(states(verdicts)) == {"serving"}
+    assert verdicts[-1].reasons == ()
+
+
+@pytest.mark.parametrize("answer", [Answer.SILENT, Answer.UNREACHABLE])
+def test_without_a_page_an_unanswered_probe_is_unknown_in_time_and_never_hung_while_the_health_page_answers(
+    answer: Answer,
+) -> None:
+    events: list[tuple[float, object]] = [(0, health(0)), (0.1, probe(0))]
+    for t in range(2, 60, 2):
+        events += [(t, probe(t - 1, answer)), (t + 0.1, health(t))]
+    verdicts = run(*events)
+    assert states(verdicts[:3]) == ["serving"] * 3, "one silent probe acts on nothing"
+    assert verdicts[-1].state is State.UNKNOWN
+    assert verdicts[-1].reasons == (Why.PROBE_UNANSWERED,)
+    assert "hung" not in states(verdicts)
+    assert run(*events, (60, probe(60)))[-1].state is State.SERVING
+
+
+def test_without_a_page_silence_of_probe_and_health_page_together_is_hung_and_refusal_is_down() -> None:
+    well: list[tuple[float, object]] = [(0, health(0)), (0.1, probe(0))]
+    mute = [
+        event for t in range(2, 20) for event in [(t, probe(t - 1, Answer.SILENT)), (t + 0.1, health(t - 0.5, Answer.SILENT))]
+    ]
+    assert run(*well, *mute)[-1].state is State.HUNG
+    assert run(*well, (2, health(2, Answer.REFUSED)), (3, health(3, Answer.REFUSED)))[-1].state is State.DOWN
+
+
+def test_without_a_page_and_a_probe_the_health_page_decides_and_its_silence_is_unknown() -> None:
+    verdicts = run((0, health(0)), (1, health(1, Answer.SILENT)), (2, health(2, Answer.SILENT)), settings=NO_PROBE)
+    assert states(verdicts) == ["serving", "serving", "unknown"]
+    assert verdicts[-1].reasons == (Why.HEALTH_UNANSWERED,)
+
+
 def test_one_refusal_never_acts_and_two_that_last_are_down() -> None:
     verdicts = run(
         (0, page(0)),

@@ -62,7 +62,8 @@ class Engine:
     """One inference engine: its page, its table, and how to ask whether it lives."""
 
     name: str
-    metrics_path: str
+    metrics_path: str | None
+    """None where the engine has no page that is known; then one is read only where `metrics_url` names it."""
     health_path: str
     sources: tuple[Source, ...]
     model_labels: tuple[str, ...] = ("model_name",)
