@@ -70,7 +70,8 @@ def _engine(engine: Engine) -> Iterator[str]:
     yield ""
     yield f"## Where they come from: {engine.name}"
     yield ""
-    yield f"Page {f'`{engine.metrics_path}`' if engine.metrics_path else 'none'}, health `{engine.health_path}`."
+    port = f":{engine.metrics_port}" if engine.metrics_port else ""
+    yield f"Page {f'`{port}{engine.metrics_path}`' if engine.metrics_path else 'none'}, health `{engine.health_path}`."
     if not engine.sources:
         return
     yield "`:` and `_` are the same; the first name that the page offers is used."
@@ -80,7 +81,7 @@ def _engine(engine: Engine) -> Iterator[str]:
     yield "| metric | names on the page | only where |"
     yield "|---|---|---|"
     for source in engine.sources:
-        where = "; ".join(f"`{label}` is {', '.join(values)}" for label, values in source.where)
+        where = "; ".join(f"`{label}` is {', '.join(values) or 'not empty'}" for label, values in source.where)
         fixed = ", ".join(f"`{label}={value}`" for label, value in source.fixed)
         name = f"`{source.metric.name}`" + (f" {fixed}" if fixed else "")
         only = "; ".join(part for part in (where, _GIVEN[source.given]) if part) or "always"

@@ -213,7 +213,8 @@ class BackendCollector:
 
     async def _ask_health(self) -> None:
         url = self._backend.url + self._engine.health_path
-        read = await read_health(self._client, url, self._headers, self._backend.probe.health_timeout_s, self._clock)
+        limit_s, not_ready = self._backend.probe.health_timeout_s, self._engine.not_ready_status
+        read = await read_health(self._client, url, self._headers, limit_s, self._clock, not_ready)
         self._health = read
         self._note(Source.HEALTH, read.seen.answer is Answer.OK, read.sent_s, read.ended_s, read.code)
         self._step(Evidence(health=read.seen))

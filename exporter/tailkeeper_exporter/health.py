@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.evidence import ALIVE, Answer
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import BackendView, Source
@@ -121,7 +122,7 @@ def _kv_cache(view: BackendView, now: float) -> Check | None:
 
 def _semantic_probe(view: BackendView, now: float) -> Check | None:
     limit = view.settings.probe.first_token_timeout_s
-    if not view.settings.probe.enabled:
+    if not view.settings.probe.enabled or engine_named(view.settings.engine).probe is None:
         return None
     probe = view.probe
     if probe is None:

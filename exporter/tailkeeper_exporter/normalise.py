@@ -170,7 +170,7 @@ def _progress(engine: Engine, offered: _Offered, memory: CounterMemory, now: flo
     for progress in engine.progress:
         output = (progress.name, ())
         for key, value in offered.get(progress.name, []):
-            if isinstance(value, float) and all(key.label(label) in allowed for label, allowed in progress.where):
+            if isinstance(value, float) and _matches(key, progress.where):
                 memory.advance(output, key, (value,), now)
                 found[progress.name] = memory.counter(output)
     return found
@@ -202,7 +202,7 @@ def _gather(
     """Sort the row's series into the readings they belong to."""
     for key, value in series:
         model = _model_of(engine, key) or (models[0] if len(models) == 1 else "")
-        matches = all(key.label(label) in allowed for label, allowed in source.where)
+        matches = _matches(key, source.where)
         # A family that is there without this label value has counted none of it yet: its counter stands at 0.
         if not matches and source.metric.kind is not Kind.COUNTER:
             continue
@@ -216,6 +216,11 @@ def _gather(
         identity = _without_replicas(key)
         before = got.parts.get(identity)
         got.parts[identity] = (value if before is None else max(value, before[0]), source.scale)
+
+
+def _matches(key: SeriesKey, where: tuple[tuple[str, tuple[str, ...]], ...]) -> bool:
+    """Whether each label has one of its values; any but an empty one where none is given."""
+    return all(key.label(label) in allowed if allowed else key.label(label) for label, allowed in where)
 
 
 def _without_replicas(key: SeriesKey) -> SeriesKey:

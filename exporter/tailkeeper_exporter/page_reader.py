@@ -152,7 +152,11 @@ def page_url(backend: BackendSettings, engine: Engine) -> str | None:
     """Where the page is: as configured, else the engine's usual place; None for an engine without one."""
     if backend.metrics_url is not None or engine.metrics_path is None:
         return backend.metrics_url
-    return backend.url + engine.metrics_path
+    if engine.metrics_port is None:
+        return backend.url + engine.metrics_path
+    parts = urlsplit(backend.url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}:{engine.metrics_port}{engine.metrics_path}"
 
 
 def _is_counter(output: Output) -> bool:
@@ -212,14 +216,22 @@ class HealthRead:
 
 
 async def read_health(
-    client: httpx.AsyncClient, url: str, headers: Mapping[str, str], deadline_s: float, clock: Callable[[], float]
+    client: httpx.AsyncClient,
+    url: str,
+    headers: Mapping[str, str],
+    deadline_s: float,
+    clock: Callable[[], float],
+    not_ready: tuple[int, ...] = (),
 ) -> HealthRead:
-    """Ask the engine's own health page. Its word is weak, but refusal, loading and silence are worth knowing."""
+    """Ask the engine's own health page. Its word is weak, but refusal, loading and silence are worth knowing.
+
+    ``not_ready`` are statuses by which this engine says that no model is ready yet.
+    """
     sent = clock()
     try:
         await fetch(client, url, headers, deadline_s, MAX_HEALTH_BYTES)
     except FetchError as error:
-        answer = health_answer(error)
+        answer = Answer.LOADING if error.status in not_ready else health_answer(error)
         return HealthRead(HealthSeen(answer, sent, error.code), sent, clock(), "" if answer is Answer.OK else error.code)
     return HealthRead(HealthSeen(Answer.OK, sent), sent, clock())
 

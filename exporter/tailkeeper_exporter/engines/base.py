@@ -24,7 +24,8 @@ class Source:
 
     ``names`` are canonical (``:`` written ``_``), newest first; the first that the page offers is used, so that a page
     with the old and the new spelling is counted once. ``fixed`` adds labels to the result, ``where`` keeps only series
-    whose label has one of the values, ``scale`` turns the page's unit into the catalogue's.
+    whose label has one of the values (any but an empty one where no value is given), ``scale`` turns the page's unit into
+    the catalogue's.
     """
 
     metric: Metric
@@ -73,5 +74,9 @@ class Engine:
     probe: ProbeRequest | None = field(default_factory=ProbeRequest)
     progress: tuple[Progress, ...] = ()
     """Counters of decoding steps, for engines whose token counters stand still during an answer."""
+    metrics_port: int | None = None
+    """The page's usual port, where it is not that of the API."""
+    not_ready_status: tuple[int, ...] = ()
+    """Statuses of the health page that say: no model is ready yet."""
     cannot_tell: str = ""
     """What no page of this engine says, in a sentence for the documentation."""
