@@ -173,4 +173,88 @@ PAGES: tuple[PageOf, ...] = (
             of(catalog.ITL, model="meta/llama"): (981, 9.5),
         },
     ),
+    PageOf(
+        "ray",
+        "ray-2.60.0-serve.prom",
+        {
+            # Two requests to Ray's own routes have no application and are not among them.
+            of(catalog.REQUESTS, outcome="ok"): 307,
+            of(catalog.REQUESTS, outcome="aborted"): 61,
+            of(catalog.REQUESTS, outcome="error"): 62,
+            of(catalog.RUNNING): 0,
+            of(catalog.WAITING): 0,
+        },
+        {of(catalog.LATENCY): (307, 52.605)},
+        missing=tuple(
+            metric.name
+            for metric in (
+                catalog.TTFT,
+                catalog.ITL,
+                catalog.QUEUE_TIME,
+                catalog.PREFILL_TIME,
+                catalog.DECODE_TIME,
+                catalog.PROMPT_TOKENS,
+                catalog.GENERATED_TOKENS,
+                catalog.PREEMPTIONS,
+                catalog.KV_QUERIES,
+                catalog.KV_HITS,
+                catalog.KV_USAGE,
+            )
+        ),
+    ),
+    PageOf(
+        "ray",
+        "ray-2.48-vllm-from-docs.prom",
+        {
+            of(catalog.REQUESTS, model="m", outcome="ok"): 20 + 30 + 1 + 2,
+            of(catalog.REQUESTS, model="m", outcome="aborted"): 1,
+            # vLLM's own one, and what Serve answered with 500 and 503.
+            of(catalog.REQUESTS, model="m", outcome="error"): 1 + 1 + 4,
+            of(catalog.PROMPT_TOKENS, model="m"): 10_000,
+            of(catalog.GENERATED_TOKENS, model="m"): 2_000,
+            of(catalog.PREEMPTIONS, model="m"): 1,
+            of(catalog.KV_QUERIES, model="m"): 10_000,
+            of(catalog.KV_HITS, model="m"): 1_500,
+            of(catalog.RUNNING, model="m"): 8,
+            of(catalog.WAITING, model="m"): 2 + 4,
+            of(catalog.KV_USAGE, model="m"): 0.7,
+        },
+        {
+            of(catalog.LATENCY, model="m"): (55, 120.5),
+            of(catalog.TTFT, model="m"): (55, 6.5),
+            of(catalog.ITL, model="m"): (878 + 1067, 40.0),
+            of(catalog.QUEUE_TIME, model="m"): (55, 1.5),
+            of(catalog.PREFILL_TIME, model="m"): (55, 4.5),
+            of(catalog.DECODE_TIME, model="m"): (55, 114.0),
+        },
+    ),
+    PageOf(
+        "triton",
+        "triton-2.51.0.prom",
+        {
+            of(catalog.REQUESTS, model="llm", outcome="ok"): 22,
+            of(catalog.REQUESTS, model="llm", outcome="error"): 0,
+            of(catalog.REQUESTS, model="llm", outcome="aborted"): 0,
+            of(catalog.REQUESTS, model="llm", outcome="rejected"): 0,
+            of(catalog.WAITING, model="llm"): 0,
+        },
+        progress={"nv_inference_exec_count": 7},
+    ),
+    PageOf(
+        "triton",
+        "triton-2.51-trtllm-from-docs.prom",
+        {
+            of(catalog.REQUESTS, model="ensemble", outcome="ok"): 59,
+            # The member says 0 while its ensemble says 59: each under its own name.
+            of(catalog.REQUESTS, model="tensorrt_llm", outcome="ok"): 0,
+            of(catalog.REQUESTS, model="ensemble", outcome="error"): 1 + 2,
+            of(catalog.REQUESTS, model="ensemble", outcome="aborted"): 3,
+            of(catalog.REQUESTS, model="ensemble", outcome="rejected"): 4,
+            of(catalog.RUNNING, model="tensorrt_llm"): 6,
+            of(catalog.WAITING, model="tensorrt_llm"): 3,
+            of(catalog.KV_USAGE, model="tensorrt_llm"): 0.25,
+        },
+        {of(catalog.TTFT, model="tensorrt_llm"): (59, 12.25)},
+        progress={"nv_inference_exec_count": 59 + 61},
+    ),
 )

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.gpu import GpuSnapshot
 from tailkeeper_exporter.health import backend_health
 from tailkeeper_exporter.liveness import State, Why
+from tailkeeper_exporter.page_reader import page_url
 from tailkeeper_exporter.series import series_of
+from tailkeeper_exporter.settings import BackendSettings
 from tailkeeper_exporter.views import Source
 from tests.unit.fake_engine import DONE, LENGTH, TOKEN
 from tests.unit.loopback import Handler, Seen, reply, routes, serving, silence, stream
@@ -119,3 +122,29 @@ async def test_a_generic_backend_with_a_metrics_url_has_its_page_read() -> None:
         async with watching(found) as exporter:
             await until(lambda: Source.ENGINE in view(exporter).sources)
             assert view(exporter).sources[Source.ENGINE].success
+
+
+def test_tritons_page_is_on_a_port_of_its_own_unless_it_is_configured() -> None:
+    def url(at: str, **more: str) -> str | None:
+        return page_url(
+            BackendSettings.model_validate({"name": "a", "engine": "triton", "url": at, **more}), engine_named("triton")
+        )
+
+    assert url("http://10.0.0.1:8000") == "http://10.0.0.1:8002/metrics"
+    assert url("https://[::1]:8000/behind") == "https://[::1]:8002/metrics"
+    assert url("http://t:8000", metrics_url="http://t:9000/m") == "http://t:9000/m"
+
+
+async def test_triton_without_a_ready_model_is_starting_and_is_serving_without_a_probe_once_it_has_one() -> None:
+    page = (SCRAPES / "triton-2.51.0.prom").read_text()
+    answers = {"/v2/health/ready": reply(400), "/metrics": reply(200, page)}
+    async with serving(routes(answers)) as server:
+        triton = backend(server.url, engine="triton", metrics_url=server.url + "/metrics")
+        async with watching(triton) as exporter:
+            await state(exporter, State.STARTING)
+            answers["/v2/health/ready"] = reply(200)
+            await state(exporter, State.SERVING)
+            assert set(server.paths()) == {"/v2/health/ready", "/metrics"}
+            document = backend_health(view(exporter), exporter.now())
+            assert "semantic_probe" not in document["checks"]  # type: ignore[operator]
+            assert document["status"] == "pass"

@@ -6,12 +6,14 @@ from tailkeeper_exporter.engines.base import Engine, Given, ProbeRequest, Progre
 from tailkeeper_exporter.engines.generic import GENERIC
 from tailkeeper_exporter.engines.llamacpp import LLAMACPP
 from tailkeeper_exporter.engines.nim import NIM
+from tailkeeper_exporter.engines.ray import RAY
 from tailkeeper_exporter.engines.sglang import SGLANG
 from tailkeeper_exporter.engines.tgi import TGI
+from tailkeeper_exporter.engines.triton import TRITON
 from tailkeeper_exporter.engines.trtllm import TRTLLM
 from tailkeeper_exporter.engines.vllm import VLLM
 
-ENGINES: tuple[Engine, ...] = (VLLM, SGLANG, TRTLLM, TGI, LLAMACPP, NIM, GENERIC)
+ENGINES: tuple[Engine, ...] = (VLLM, SGLANG, TRTLLM, TGI, LLAMACPP, NIM, RAY, TRITON, GENERIC)
 
 ENGINE_NAMES: tuple[str, ...] = tuple(engine.name for engine in ENGINES)
 
