@@ -132,9 +132,9 @@ class PageReader:
         found = normalise(page, self._engine, self._memory, now)
         raw = {o: r.value for o, r in found.values.items() if r.value is not None and _is_counter(o)}
         whole = {o: r.value for o, r in found.histograms.items() if r.value is not None}
-        counters, histograms, own = self.share.take(raw, whole, now, sum(found.progress.values()))
         gauges = {o: r for o, r in found.values.items() if not _is_counter(o)}
         work = _work(found, raw, whole, gauges)
+        counters, histograms, own = self.share.take(raw, whole, now, sum(found.progress.values()), work.in_flight or 0.0)
         return PageRead(
             PageSeen(Answer.OK, sent, work=work, on_engine_url=self.on_engine_url, own_only=own),
             sent,

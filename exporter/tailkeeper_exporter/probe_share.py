@@ -53,16 +53,25 @@ class ProbeShare:
             self._expected.remove(since)
 
     def take(
-        self, counters: Mapping[Output, float], histograms: Mapping[Output, Histogram], now: float, steps: float = 0.0
+        self,
+        counters: Mapping[Output, float],
+        histograms: Mapping[Output, Histogram],
+        now: float,
+        steps: float = 0.0,
+        in_flight: float = 0.0,
     ) -> tuple[dict[Output, float], dict[Output, Histogram], bool]:
         """The page's counters and histograms without the probes' share, and whether all that is new is the probes'.
 
-        ``steps`` is the engine's count of decoding steps, 0 where it has none.
+        ``steps`` is the engine's count of decoding steps, 0 where it has none; ``in_flight`` are the requests on the page.
         """
         stepped, self._steps = steps - self._steps, steps
         self._expected = [since for since in self._expected if now - since <= EXPECTED_FOR_S]
         before, self._before = self._before, (dict(counters), dict(histograms))
-        own = before is not None and bool(self._expected) and self._explained(_growth(before[0], counters), stepped)
+        # Where requests are not counted, those in flight tell that a prompt was computed for somebody else.
+        others = not self._counts_requests and in_flight > len(self._expected)
+        own = (
+            before is not None and bool(self._expected) and not others and self._explained(_growth(before[0], counters), stepped)
+        )
         if before is not None and own:
             self._set_off(before, counters, histograms)
         return (

@@ -287,6 +287,14 @@ def test_without_a_count_of_requests_a_probe_is_over_when_its_token_is_counted()
     assert (counters[prompt], own) == (40.0, False)
 
 
+def test_without_a_count_of_requests_more_of_them_in_flight_than_probes_are_users() -> None:
+    share, prompt = ProbeShare(counts_requests=False), (catalog.PROMPT_TOKENS.name, ())
+    share.take({prompt: 0.0}, {}, 0.0, 100.0)
+    share.expect(0.5)
+    counters, _, own = share.take({prompt: 56.0}, {}, 1.0, 103.0, 4.0)
+    assert (counters[prompt], own) == (56.0, False)
+
+
 def test_a_prompt_with_more_steps_after_it_than_a_probe_takes_is_a_users() -> None:
     share, prompt = ProbeShare(counts_requests=False), (catalog.PROMPT_TOKENS.name, ())
     share.take({prompt: 0.0}, {}, 0.0, 100.0)
