@@ -10,10 +10,11 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.gpu import GpuSnapshot
 from tailkeeper_exporter.health import backend_health
-from tailkeeper_exporter.liveness import State, Why
+from tailkeeper_exporter.liveness import Why
 from tailkeeper_exporter.page_reader import page_url
 from tailkeeper_exporter.series import series_of
 from tailkeeper_exporter.settings import BackendSettings
+from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import Source
 from tests.unit.fake_engine import DONE, LENGTH, TOKEN
 from tests.unit.loopback import Handler, Seen, reply, routes, serving, silence, stream
