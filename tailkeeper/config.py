@@ -104,7 +104,6 @@ NOT_YET: tuple[tuple[str, Callable[[Config], bool]], ...] = (
     ("discovery: finding backends is not in this version; list them under backends", lambda c: bool(c.discovery)),
     ("slo.tiers: tiers are not in this version; leave the list empty", lambda c: bool(c.slo.tiers)),
     ("backends.N.tap: the tap is not in this version; leave it out", lambda c: any(b.tap for b in c.backends)),
-    ("exporter.gpu.source: dcgm is not in this version; use auto, nvml, file or none", lambda c: c.exporter.gpu.source == "dcgm"),
     (
         "exporter.otlp.endpoint: sending spans is not in this version; leave it out",
         lambda c: c.exporter.otlp.endpoint is not None,

@@ -62,7 +62,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
         {"discovery": [{"kind": "dns"}]},
         with_backend(tap={"listen": "127.0.0.1:9500"}),
         {"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}},
-        {"exporter": {"gpu": {"source": "dcgm", "url": "http://127.0.0.1:1"}}},
         {"watchdog": {"baselines": "b.json"}},
         {"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}},
     ],
@@ -71,6 +70,15 @@ def test_what_this_version_cannot_do_is_refused_and_not_ignored(tmp_path: Path, 
     file = tmp_path / "t.yaml"
     file.write_text(yaml.safe_dump(document))
     with pytest.raises(ConfigError, match="not in this version"):
+        load(file)
+
+
+def test_the_page_of_a_dcgm_exporter_is_a_gpu_source_and_needs_its_address(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("exporter: {gpu: {source: dcgm, url: 'http://127.0.0.1:9400/metrics'}}")
+    assert load(file).exporter.gpu.url == "http://127.0.0.1:9400/metrics"
+    file.write_text("exporter: {gpu: {source: dcgm}}")
+    with pytest.raises(ConfigError, match="needs `url`"):
         load(file)
 
 

@@ -7,6 +7,7 @@ import pytest
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.gpu import FIELDS, DeviceId, GpuReason, GpuSample, match_devices, open_source
 from tailkeeper_exporter.gpu.base import memory_readings, reading_of, sample_of
+from tailkeeper_exporter.gpu.dcgm import DcgmSource
 from tailkeeper_exporter.gpu.file import FileSource
 from tailkeeper_exporter.gpu.nvml import NvmlSource
 from tailkeeper_exporter.readings import Status, absent
@@ -113,5 +114,4 @@ def test_the_configured_source_is_opened_without_touching_a_driver(tmp_path_fact
     assert open_source(GpuSettings(source="none")) is None
     assert isinstance(open_source(GpuSettings(source="file", file=path)), FileSource)
     assert isinstance(open_source(GpuSettings(source="auto")), NvmlSource)
-    with pytest.raises(ValueError, match=r"exporter\.gpu\.source: dcgm"):
-        open_source(GpuSettings(source="dcgm", url="http://127.0.0.1:9"))
+    assert isinstance(open_source(GpuSettings(source="dcgm", url="http://127.0.0.1:9")), DcgmSource)

@@ -21,6 +21,7 @@ from tailkeeper_exporter.gpu.base import (
     XidEvent,
     match_devices,
 )
+from tailkeeper_exporter.gpu.dcgm import DcgmSource
 from tailkeeper_exporter.gpu.file import FileSource
 from tailkeeper_exporter.gpu.nvml import NvmlSource
 from tailkeeper_exporter.gpu.sampler import DeviceState, GpuSampler, GpuSnapshot
@@ -33,7 +34,7 @@ def open_source(settings: GpuSettings, monotonic: Callable[[], float] = time.mon
     """The source that the settings name; None for ``none``.
 
     ``auto`` is NVML where its library and a driver are there, and no devices where not; ``nvml`` makes their absence an
-    error that shows in the snapshot. Raises ValueError for a source that this build does not have.
+    error that shows in the snapshot. Raises ValueError for a source that lacks its file or URL.
     """
     if settings.source == "none":
         return None
@@ -41,12 +42,15 @@ def open_source(settings: GpuSettings, monotonic: Callable[[], float] = time.mon
         return FileSource(settings.file, monotonic)
     if settings.source in ("auto", "nvml"):
         return NvmlSource(optional=settings.source == "auto", monotonic=monotonic)
-    raise ValueError(f"exporter.gpu.source: {settings.source} is not available here; use auto, nvml, file or none")
+    if settings.source == "dcgm" and settings.url is not None:
+        return DcgmSource(settings.url, settings.interval_s, monotonic)
+    raise ValueError(f"exporter.gpu.source: {settings.source} needs its file or url")
 
 
 __all__ = [
     "FIELDS",
     "THROTTLE_REASONS",
+    "DcgmSource",
     "DeviceId",
     "DeviceState",
     "FileSource",

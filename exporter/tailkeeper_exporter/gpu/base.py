@@ -39,6 +39,8 @@ class GpuReason(StrEnum):
     DRIVER = "driver"
     FILE_MISSING = "file_missing"
     FILE_INVALID = "file_invalid"
+    UNREACHABLE = "unreachable"
+    PAGE_INVALID = "page_invalid"
     LOST = "lost"
     TIMEOUT = "timeout"
     FAILED = "failed"

@@ -29,7 +29,7 @@ _NVLINK_SPEED_COMMON_MBPS, _NVLINK_COUNT, _NVLINK_SENT_KIB, _NVLINK_RECEIVED_KIB
 _ALL_LINKS = 0xFFFFFFFF
 _UNSUPPORTED, _FUNCTION_NOT_FOUND = 3, 13
 # Bytes per second and lane after encoding, by PCIe generation (PCI-SIG; generations 1 and 2 use 8b/10b, 3 to 5 128b/130b).
-_PCIE_LANE_BYTES_PER_S = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1_969.2e6, 5: 3_938.5e6, 6: 7_563e6}
+PCIE_LANE_BYTES_PER_S = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1_969.2e6, 5: 3_938.5e6, 6: 7_563e6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _retired(nvml: ModuleType, handle: Handle) -> Raw:
 def _pcie(nvml: ModuleType, handle: Handle) -> Raw:
     """The busier direction's share of the link as it is trained now. NVML measures over 20 ms, in KB/s."""
     generation, width = nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
-    capacity = _PCIE_LANE_BYTES_PER_S.get(generation, 0.0) * width
+    capacity = PCIE_LANE_BYTES_PER_S.get(generation, 0.0) * width
     if not capacity:
         raise nvml.NVMLError(_UNSUPPORTED)
     busier = max(nvml.nvmlDeviceGetPcieThroughput(handle, direction) for direction in (_PCIE_TX, _PCIE_RX))
