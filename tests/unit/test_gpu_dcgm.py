@@ -220,6 +220,16 @@ def test_what_belongs_to_the_whole_gpu_is_told_of_the_gpu_that_is_split() -> Non
     assert sample.xid_events.value == ()
 
 
+def test_a_split_gpu_that_has_series_of_its_own_is_not_idle_because_its_utilisation_reads_zero() -> None:
+    own = page("DEV_GPU_UTIL 0", "DEV_MEM_COPY_UTIL 0", "DEV_POWER_USAGE 200")
+    instance = 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1",GPU_I_ID="7",GPU_I_PROFILE="1g.10gb"} 190\n'
+    for body in (own + instance, instance + own):
+        sample = Dcgm(body).sample()
+        assert sample.utilization_ratio.status is Status.ABSENT
+        assert sample.memory_copy_utilization_ratio.status is Status.ABSENT
+        assert sample.power_watts.value == 200, "its own series before an instance's"
+
+
 def test_one_gpu_shared_by_pods_counts_once_and_contradicting_series_are_not_believed() -> None:
     line = 'DCGM_FI_DEV_GPU_UTIL{{UUID="GPU-1",pod="{}"}} {}\n'
     assert Dcgm(line.format("a", 40) + line.format("b", 40)).sample().utilization_ratio.value == 0.4
@@ -267,6 +277,13 @@ def test_one_fetch_serves_all_devices_of_a_round_whether_it_failed_or_not() -> N
     dcgm.failure = OSError("broken")
     assert {failure(dcgm.source, uuid) for uuid in (A, B, SPLIT)} == {GpuReason.FAILED}
     assert dcgm.fetches == 3
+
+
+def test_a_device_is_never_given_the_same_page_twice() -> None:
+    dcgm = Dcgm()
+    dcgm.sample(A)
+    dcgm.body = FIXTURE.replace(b"} 61\n", b"} 62\n")
+    assert dcgm.sample(A).temperature_celsius.value == 62
 
 
 def test_a_device_that_comes_late_does_not_take_the_page_of_an_earlier_round_for_new() -> None:
