@@ -169,16 +169,26 @@ def _engine(view: BackendView, now: float) -> Check | None:
     return Check(Status.UNKNOWN, age, limit, "s", age, seen.code or "stale")
 
 
+def _page_is_fresh(view: BackendView, now: float) -> bool:
+    seen = view.sources.get(Source.ENGINE)
+    return seen is not None and now - seen.good_s <= view.stale_after_s
+
+
 def _progress(view: BackendView, now: float) -> Check | None:
     if not view.has_page:
         return None
     limit = view.settings.hang.no_progress_s
     age = None if view.progress_s is None else now - view.progress_s
     stalled = None if view.stalled_since_s is None else now - view.stalled_since_s
-    if stalled is not None and stalled >= limit:
-        return Check(Status.FAIL, stalled, limit, "s", age, "no_progress")
     if view.in_flight is None:
         return Check(Status.UNKNOWN, None, limit, "s", age, "not_read_yet")
+    if not _page_is_fresh(view, now):
+        # Work that stood on the last page may have moved since: nobody has looked, and blind is not dead.
+        return Check(Status.UNKNOWN, None, limit, "s", age, "stale")
+    if stalled is not None and stalled >= limit:
+        # A busy state here means that our probe was answered in the standstill: a long prefill, not a dead engine.
+        status = Status.WARN if view.state is State.BUSY else Status.FAIL
+        return Check(status, stalled, limit, "s", age, "no_progress")
     return Check(Status.PASS, stalled if stalled is not None else 0.0, limit, "s", age)
 
 

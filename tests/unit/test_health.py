@@ -168,6 +168,24 @@ def test_progress_fails_when_work_has_stood_still_for_too_long() -> None:
     assert check(view(in_flight=None), "progress")["status"] == "unknown"
 
 
+LOST_PAGE = SourceView(False, 0.01, NOW - 30, NOW - 0.4, "http_500")
+
+
+@pytest.mark.parametrize("state", [State.UNKNOWN, State.MISCONFIGURED])
+def test_work_on_a_page_that_is_lost_since_is_not_a_standstill_and_does_not_fail_the_backend(state: State) -> None:
+    blind = view(state, in_flight=3.0, stalled_since_s=NOW - 30, sources=MappingProxyType({Source.ENGINE: LOST_PAGE}))
+    assert check(blind, "progress") == {
+        "status": "unknown", "value": None, "threshold": 10.0, "unit": "s", "age_s": 30.0, "reason": "stale"
+    }  # fmt: skip
+    assert http_status(health(blind)) == 200
+
+
+def test_a_busy_backend_that_stands_still_is_a_warning_and_stays_in_service() -> None:
+    busy = view(State.BUSY, in_flight=3.0, stalled_since_s=NOW - 12)
+    assert (check(busy, "progress")["status"], check(busy, "progress")["reason"]) == ("warn", "no_progress")
+    assert (health(busy)["status"], http_status(health(busy))) == ("warn", 200)
+
+
 def test_the_fleet_is_as_bad_as_its_worst_and_a_failure_is_worse_than_not_knowing() -> None:
     def fleet(*states: State) -> dict[str, Any]:
         return fleet_health([view(state) for state in states], NOW)
