@@ -54,7 +54,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        problems = [*_duplicates(self), *_unknown_gateways(self), *_stale_limit(self)]
+        problems = [*_duplicates(self), *_unknown_gateways(self), *_servers_without_pool(self), *_stale_limit(self)]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -87,6 +87,15 @@ def _unknown_gateways(config: Config) -> Iterator[str]:
             if ref.name not in known:
                 allowed = ", ".join(sorted(known)) or "none is configured"
                 yield f"backends.{index}.gateway.name: {ref.name!r} is no gateway of this file; known: {allowed}"
+
+
+def _servers_without_pool(config: Config) -> Iterator[str]:
+    haproxy = {g.name for g in config.gateways if g.kind == "haproxy"}
+    for index, backend in enumerate(config.backends):
+        for ref in backend.gateway:
+            pool, slash, server = ref.server.partition("/")
+            if ref.name in haproxy and not (pool and slash and server):
+                yield f"backends.{index}.gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
 
 
 def _stale_limit(config: Config) -> Iterator[str]:
@@ -134,12 +143,24 @@ def load(path: Path) -> Config:
 def _read(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes; is this the right file?"])
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+            raise ConfigError([f"larger than {MAX_FILE_BYTES} bytes; is this the right file?"])
+        return yaml.load(path.read_text(encoding="utf-8"), _OnceOnly)  # noqa: S506  a SafeLoader
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise ConfigError([f"cannot be read: {error.strerror}"]) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError([f"{path}: not valid YAML: {error}"]) from error
+        raise ConfigError([f"not valid YAML: {error}"]) from error
+
+
+class _OnceOnly(yaml.SafeLoader):
+    """The safe loader, and a key that is there twice is an error: YAML's last one would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<" and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is there twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def parse(document: Any) -> Config:
@@ -233,8 +254,10 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield from _auth_files(f"backends.{index}.auth", backend.auth)
     for index, gateway in enumerate(config.gateways):
         yield from _auth_files(f"gateways.{index}.auth", getattr(gateway, "auth", Auth()))
-    if config.exporter.gpu.source == "file" and config.exporter.gpu.file:
+    if config.exporter.gpu.file:
         yield "exporter.gpu.file", config.exporter.gpu.file
+    if config.exporter.otlp.headers_file:
+        yield "exporter.otlp.headers_file", config.exporter.otlp.headers_file
     if config.watchdog.token_file:
         yield "watchdog.token_file", config.watchdog.token_file
     yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)

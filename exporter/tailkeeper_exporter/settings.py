@@ -6,15 +6,16 @@ Every field has its unit in its name and, under it, why its default is what it i
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tailkeeper_exporter.engines import ENGINE_NAMES
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-_LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):(\d{1,5})$")
 _URL = re.compile(r"^https?://[^/\s]+(/\S*)?$")
 
@@ -29,9 +30,18 @@ def check_url(value: str | None) -> str | None:
     """An http or https URL without a trailing slash."""
     if value is None:
         return None
-    if not _URL.match(value):
+    if not _URL.match(value) or not _has_host_and_port(value):
         raise ValueError("must be an http:// or https:// URL, for example http://127.0.0.1:8000")
     return value.rstrip("/")
+
+
+def _has_host_and_port(url: str) -> bool:
+    """Whether the host is there and the port, if any, is one: a client would say so only at its first call."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def check_address(value: str) -> str:
@@ -43,8 +53,12 @@ def check_address(value: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT names this machine only."""
-    return address.startswith(_LOOPBACK)
+    """Whether HOST:PORT names this machine only. A name is believed only where it is exactly ``localhost``."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Auth(Settings):

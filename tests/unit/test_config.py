@@ -31,14 +31,20 @@ def with_backend(**changes: Any) -> dict[str, Any]:
         (with_backend(engin="vllm"), ["backends.0.engin: unknown key", "engine"]),
         (with_backend(engine="vlm"), ["backends.0.engine", "'vlm'", "vllm"]),
         (with_backend(url="127.0.0.1:8000"), ["backends.0.url", "http://"]),
+        (with_backend(url="http://127.0.0.1:99999"), ["backends.0.url", "http://", "99999"]),
+        (with_backend(url="http://127.0.0.1:port"), ["backends.0.url", "http://", "port"]),
+        (with_backend(url="http://[::1"), ["backends.0.url", "http://"]),
         (with_backend(name=123), ["backends.0.name", "quoted string"]),
         (with_backend(probe={"interval_s": -1}), ["backends.0.probe.interval_s", "greater than 0", "-1"]),
         (with_backend(probe={"interval": 1}), ["backends.0.probe.interval: unknown key", "interval_s"]),
         (with_backend(gateway={"name": "egde", "server": "llm/a"}), ["backends.0.gateway.name", "'egde'", "edge"]),
+        (with_backend(gateway={"name": "edge", "server": "a"}), ["backends.0.gateway.server", "'a'", "llm/a"]),
         ({**GOOD, "gateways": [{"name": "edge", "kind": "haproxi", "socket": "x"}]}, ["gateways.0", "haproxi", "haproxy"]),
         ({**GOOD, "backends": GOOD["backends"] * 2}, ["backends", "'a'", "more than once"]),
         ({"watchdog": {"stale_after_s": 0.2}}, ["watchdog.stale_after_s", "0.2", "at least 3"]),
         ({"watchdog": {"listen": "0.0.0.0:8088"}}, ["watchdog", "not loopback", "token_file"]),
+        ({"watchdog": {"listen": "localhost.example.com:8088"}}, ["watchdog", "not loopback", "token_file"]),
+        ({"watchdog": {"listen": "127.example.com:8088"}}, ["watchdog", "not loopback", "token_file"]),
         ({"hscore": {"weights": {"latency": 0.9}}}, ["hscore.weights", "sum to"]),
         ({"policies": {"gpu_health_gate": {"mode": "on"}}}, ["policies.gpu_health_gate.mode", "observe", "enforce", "'on'"]),
         ({"policies": {"gpu_health_gate": {"params": {"floor": 1}}}}, ["policies.gpu_health_gate.params.floor", "floor_weight"]),
@@ -100,13 +106,32 @@ def test_evidence_is_stale_after_three_reads_of_the_exporter(interval: float, st
     assert parse({"exporter": {"scrape_interval_s": interval}}).for_watchdog().stale_after_s == stale
 
 
-def test_a_missing_file_named_in_the_configuration_ends_with_exit_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "key",
+    ["watchdog.token_file", "exporter.gpu.file", "exporter.otlp.headers_file", "watchdog.alertmanager.auth.bearer_file"],
+)
+def test_a_missing_file_named_in_the_configuration_ends_with_exit_2(tmp_path: Path, key: str) -> None:
+    document: Any = str(tmp_path / "nowhere")
+    for part in reversed(key.split(".")):
+        document = {part: document}
     file = tmp_path / "t.yaml"
-    file.write_text(yaml.safe_dump({"watchdog": {"token_file": str(tmp_path / "nowhere")}}))
+    file.write_text(yaml.safe_dump(document))
     result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
     assert result.exit_code == 2
-    assert "watchdog.token_file" in result.output
+    assert key in result.output
     assert "nowhere" in result.output
+
+
+def test_a_key_that_is_there_twice_is_refused_and_the_place_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("guards: {max_fraction: 0.1}\nslo: {}\nguards: {min_healthy: 2}\n")
+    with pytest.raises(ConfigError, match=r"'guards' is there twice(.|\n)*line 3"):
+        load(file)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1"])
+def test_a_loopback_address_needs_no_token(address: str) -> None:
+    assert parse({"watchdog": {"listen": address}}).watchdog.listen == address
 
 
 def test_check_config_prints_what_each_policy_can_do_where(tmp_path: Path) -> None:
