@@ -293,12 +293,20 @@ def _by_answers(memory: Memory, now: float, settings: LivenessSettings) -> _Verd
         return State.BUSY, (Why.OVERLOADED,)
     if probe is Answer.ERROR and memory.probe.count >= settings.confirmations:
         return State.UNKNOWN, (Why.PROBE_FAILED,)
-    if probe in (None, Answer.UNUSABLE) and memory.health.answer is Answer.OK:
+    if probe in (None, Answer.UNUSABLE) and memory.health.answer is Answer.OK and not _first_look(memory, settings):
         return _loaded(memory)
     if memory.state in _LOAD:
         # Serving until shown otherwise: one failed probe, or a health page that is not asked while all is well.
         return State(memory.state), () if probe is None else (Why.PROBE_UNANSWERED,) if probe in GONE else (Why.PROBE_FAILED,)
     return State.UNKNOWN, (Why.NOTHING_YET,) if probe is None else (Why.PROBE_FAILED,)
+
+
+def _first_look(memory: Memory, settings: LivenessSettings) -> bool:
+    """Whether work is in flight and neither progress nor a probe has been seen since we started.
+
+    A hung engine looks just so to an exporter that was restarted, and its health page says that all is well.
+    """
+    return settings.probe_enabled and memory.probe.answer is None and memory.proof_s is None and (memory.in_flight or 0.0) > 0
 
 
 def _loaded(memory: Memory) -> _Verdict:

@@ -63,6 +63,21 @@ def test_an_idle_backend_with_a_good_health_page_is_serving() -> None:
     assert states(run((0, page(0)), (0.1, health(0)))) == ["unknown", "serving"]
 
 
+def test_a_hung_backend_is_never_called_serving_by_an_exporter_that_has_just_started() -> None:
+    events: list[tuple[float, object]] = [(0, page(0, 100, running=2)), (0.1, health(0))]
+    events += [(t, page(t, 100, running=2)) for t in (1, 2)]
+    events += [(t + 0.5, seen) for t in range(3, 14) for seen in (page(t, 100, running=2), probe(t - 1, Answer.SILENT))]
+    found = states(run(*events))
+    assert set(found) == {"unknown", "hung"}
+    assert found[-1] == "hung"
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, NO_PROBE], ids=["with a probe", "without"])
+def test_a_backend_at_work_is_serving_from_the_first_page_that_shows_progress(settings: LivenessSettings) -> None:
+    found = states(run((0, page(0, 100, running=2)), (0.1, health(0)), (1, page(1, 150, running=2)), settings=settings))
+    assert found == ["unknown", "unknown" if settings.probe_enabled else "serving", "serving"]
+
+
 def test_progress_is_serving_and_a_standing_queue_is_busy() -> None:
     verdicts = run(*((t, page(t, t * 50, running=8, waiting=3)) for t in range(8)), settings=SETTINGS)
     assert verdicts[1].state is State.BUSY
