@@ -12,7 +12,11 @@ from tailkeeper.config import Config
 async def run_together(config: Config, build_watchdog: Callable[[Config], Any]) -> None:
     """Run both until SIGTERM or SIGINT, or until one of them ends; then the other is ended too. Raises OSError."""
     from tailkeeper_exporter.app import serve
+    from tailkeeper_exporter.serving import bind
 
+    # Tried before anything starts: a server that is cancelled in the middle of its start logs a page of traceback.
+    for address, key in ((config.exporter.listen, "exporter.listen"), (config.watchdog.listen, "watchdog.listen")):
+        bind(address, key).close()
     watchdog = build_watchdog(config)
     tasks = [
         asyncio.create_task(serve(config.backends, config.exporter), name="exporter"),

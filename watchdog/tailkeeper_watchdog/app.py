@@ -77,10 +77,13 @@ def few_collections() -> None:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token of changing calls, or None where none is configured. Raises ValueError for an empty file."""
+    """The token of changing calls, or None where none is configured. Raises ValueError for a file without one."""
     if file is None:
         return None
-    token = file.read_text().strip()
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"watchdog.token_file: {file} is not text; write a token into it, or take the setting out") from None
     if not token:
         raise ValueError(f"watchdog.token_file: {file} is empty; write a token into it, or take the setting out")
     return token
