@@ -5,7 +5,7 @@ Every complaint names the key's path, the value, and what is allowed. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,28 +109,33 @@ def _stale_limit(config: Config) -> Iterator[str]:
         )
 
 
-NOT_YET: tuple[tuple[str, Callable[[Config], bool]], ...] = (
-    ("discovery: finding backends is not in this version; list them under backends", lambda c: bool(c.discovery)),
-    ("slo.tiers: tiers are not in this version; leave the list empty", lambda c: bool(c.slo.tiers)),
-    ("backends.N.tap: the tap is not in this version; leave it out", lambda c: any(b.tap for b in c.backends)),
-    (
-        "exporter.otlp.endpoint: sending spans is not in this version; leave it out",
-        lambda c: c.exporter.otlp.endpoint is not None,
-    ),
-    ("watchdog.otlp.endpoint: sending logs is not in this version; leave it out", lambda c: c.watchdog.otlp.endpoint is not None),
-    ("watchdog.baselines: saved baselines are not in this version; leave it out", lambda c: c.watchdog.baselines is not None),
-    (
-        "gateways.N.replicas of a webhook is not in this version; name each replica as a gateway of its own",
-        lambda c: any(g.kind == "webhook" and g.replicas for g in c.gateways),
-    ),
-)
-"""What the contract names and this version cannot do: refused, because a setting without effect would be a lie."""
+NOT_YET = "is not in this version; leave it out"
+
+
+def _not_yet(config: Config) -> Iterator[str]:
+    """What the contract names and this version cannot do: refused, because a setting without effect would be a lie."""
+    if config.discovery:
+        yield "discovery: finding backends is not in this version; list them under backends"
+    if config.slo.tiers:
+        yield "slo.tiers: tiers are not in this version; leave the list empty"
+    for index, backend in enumerate(config.backends):
+        if backend.tap:
+            yield f"backends.{index}.tap: the tap {NOT_YET} (given: listen {backend.tap.listen})"
+    for index, gateway in enumerate(config.gateways):
+        if gateway.kind == "webhook" and gateway.replicas:
+            yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
+    if config.exporter.otlp.endpoint is not None:
+        yield f"exporter.otlp.endpoint: sending spans {NOT_YET} (given: {config.exporter.otlp.endpoint})"
+    if config.watchdog.otlp.endpoint is not None:
+        yield f"watchdog.otlp.endpoint: sending logs {NOT_YET} (given: {config.watchdog.otlp.endpoint})"
+    if config.watchdog.baselines is not None:
+        yield f"watchdog.baselines: a saved baseline {NOT_YET} (given: {config.watchdog.baselines})"
 
 
 def load(path: Path) -> Config:
     """Read and validate ``path``. Raises ConfigError."""
     config = parse(_read(path))
-    problems = [text for text, used in NOT_YET if used(config)]
+    problems = list(_not_yet(config))
     problems += [f"{where}: {why}" for where, file in _files(config) if (why := _unreadable(file)) is not None]
     folder = config.watchdog.state.resolve().parent
     if not folder.is_dir():

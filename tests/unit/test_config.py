@@ -63,20 +63,26 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
 
 
 @pytest.mark.parametrize(
-    "document",
+    ("document", "key"),
     [
-        {"discovery": [{"kind": "dns"}]},
-        with_backend(tap={"listen": "127.0.0.1:9500"}),
-        {"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}},
-        {"watchdog": {"baselines": "b.json"}},
-        {"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}},
+        ({"discovery": [{"kind": "dns"}]}, "discovery"),
+        (with_backend(tap={"listen": "127.0.0.1:9500"}), "backends.0.tap"),
+        ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
+        ({"watchdog": {"baselines": "b.json"}}, "watchdog.baselines"),
+        ({"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "exporter.otlp.endpoint"),
+        ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),
+        (
+            {"gateways": [{"name": "w", "kind": "webhook", "url": "http://127.0.0.1:1", "replicas": ["http://127.0.0.1:2"]}]},
+            "gateways.0.replicas",
+        ),
     ],
 )
-def test_what_this_version_cannot_do_is_refused_and_not_ignored(tmp_path: Path, document: Any) -> None:
+def test_what_this_version_cannot_do_is_refused_and_not_ignored(tmp_path: Path, document: Any, key: str) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(yaml.safe_dump(document))
-    with pytest.raises(ConfigError, match="not in this version"):
+    with pytest.raises(ConfigError, match="not in this version") as caught:
         load(file)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [key]
 
 
 def test_the_page_of_a_dcgm_exporter_is_a_gpu_source_and_needs_its_address(tmp_path: Path) -> None:
