@@ -51,7 +51,8 @@ def arrivals(
     limits = caps or Caps()
     window = _window(rows, None if duration_s is None else round(rate_per_s * duration_s), random.Random(seed))
     mean_gap_s = (window[-1].at_s - window[0].at_s) / (len(window) - 1)
-    scale = 1 / (rate_per_s * mean_gap_s)
+    # A short window may be one burst, all of it in the same millisecond: then it stays one.
+    scale = 1 / (rate_per_s * mean_gap_s) if mean_gap_s > 0 else 0.0
     for lap in range(1) if len(window) < len(rows) else itertools.count():
         for row in window:
             at_s = lap * len(window) / rate_per_s + (row.at_s - window[0].at_s) * scale
