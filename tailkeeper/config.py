@@ -286,15 +286,18 @@ def _unreadable(file: Path) -> str | None:
 
 
 def effective(config: Config) -> str:
-    """The configuration in force as YAML. Secrets stand only in files, so paths are all there is to show."""
-    document = config.model_dump(mode="json", exclude={"defaults"})
-    for gateway in document["gateways"]:
-        if "url" in gateway:
-            gateway["url"] = _without_userinfo(gateway["url"])
-    for backend in document["backends"]:
-        if backend["kv_service"]:
-            backend["kv_service"] = _without_userinfo(backend["kv_service"])
+    """The configuration in force as YAML. Secrets stand in files, of which the path is shown, and perhaps in URLs."""
+    document = _redacted(config.model_dump(mode="json", exclude={"defaults"}))
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def _redacted(value: Any) -> Any:
+    """``value`` with the user and password taken out of every URL in it, whichever key it stands under."""
+    if isinstance(value, dict):
+        return {key: _redacted(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_redacted(inner) for inner in value]
+    return _without_userinfo(value) if isinstance(value, str) and "://" in value else value
 
 
 def _without_userinfo(url: str) -> str:

@@ -150,9 +150,26 @@ def test_check_config_prints_what_each_policy_can_do_where(tmp_path: Path) -> No
     assert "not in this version" in result.output
 
 
-def test_the_effective_configuration_shows_no_secret() -> None:
-    config = parse(with_backend(kv_service="redis://user:hunter2@127.0.0.1:6379"))
-    assert "hunter2" not in effective(config)
+SECRET_URL = "http://user:hunter2@127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        with_backend(kv_service="redis://user:hunter2@127.0.0.1:6379"),
+        with_backend(url=SECRET_URL),
+        with_backend(metrics_url=SECRET_URL + "/metrics"),
+        {"gateways": [{"name": "w", "kind": "webhook", "url": SECRET_URL, "replicas": [SECRET_URL]}]},
+        {"watchdog": {"source": {"kind": "exporter", "urls": [SECRET_URL]}}},
+        {"watchdog": {"source": {"kind": "prometheus", "url": SECRET_URL}}},
+        {"watchdog": {"alertmanager": {"url": SECRET_URL}}},
+        {"exporter": {"otlp": {"endpoint": SECRET_URL}}},
+    ],
+)
+def test_the_effective_configuration_shows_no_secret(document: Any) -> None:
+    shown = effective(parse(document))
+    assert "hunter2" not in shown
+    assert "REDACTED@127.0.0.1" in shown
 
 
 def test_the_effective_configuration_is_itself_a_valid_one() -> None:
