@@ -213,7 +213,7 @@ def _explain(detail: Any) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = repr(_redacted(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -295,7 +295,7 @@ def _redacted(value: Any) -> Any:
     """``value`` with the user and password taken out of every URL in it, whichever key it stands under."""
     if isinstance(value, dict):
         return {key: _redacted(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_redacted(inner) for inner in value]
     return _without_userinfo(value) if isinstance(value, str) and "://" in value else value
 

@@ -32,6 +32,9 @@ def check_url(value: str | None) -> str | None:
         return None
     if not _URL.match(value) or not _has_host_and_port(value):
         raise ValueError("must be an http:// or https:// URL, for example http://127.0.0.1:8000")
+    if "@" in urlsplit(value).netloc:
+        # It would stand in messages, logs and documents that nobody takes for secret.
+        raise ValueError("must carry no user and password; put them into a file and name it in auth.basic_file")
     return value.rstrip("/")
 
 

@@ -156,18 +156,23 @@ SECRET_URL = "http://user:hunter2@127.0.0.1:1"
 @pytest.mark.parametrize(
     "document",
     [
-        with_backend(kv_service="redis://user:hunter2@127.0.0.1:6379"),
         with_backend(url=SECRET_URL),
         with_backend(metrics_url=SECRET_URL + "/metrics"),
-        {"gateways": [{"name": "w", "kind": "webhook", "url": SECRET_URL, "replicas": [SECRET_URL]}]},
+        {"gateways": [{"name": "w", "kind": "webhook", "url": SECRET_URL}]},
         {"watchdog": {"source": {"kind": "exporter", "urls": [SECRET_URL]}}},
         {"watchdog": {"source": {"kind": "prometheus", "url": SECRET_URL}}},
         {"watchdog": {"alertmanager": {"url": SECRET_URL}}},
         {"exporter": {"otlp": {"endpoint": SECRET_URL}}},
     ],
 )
-def test_the_effective_configuration_shows_no_secret(document: Any) -> None:
-    shown = effective(parse(document))
+def test_a_password_in_a_url_is_refused_without_repeating_it(document: Any) -> None:
+    with pytest.raises(ConfigError, match="no user and password") as caught:
+        parse(document)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_effective_configuration_shows_no_secret() -> None:
+    shown = effective(parse(with_backend(kv_service="redis://user:hunter2@127.0.0.1:6379")))
     assert "hunter2" not in shown
     assert "REDACTED@127.0.0.1" in shown
 
