@@ -80,8 +80,12 @@ class Reconciler:
         errors: dict[str, str] = {}
 
         async def one(gateway: str, targets: list[Target]) -> None:
+            actuator = self._actuators.get(gateway)
+            if actuator is None:  # of a lease that has outlived the gateway's place in the configuration
+                errors[gateway] = f"gateway {gateway!r} is not in the configuration any more"
+                return
             try:
-                states = await self._actuators[gateway].read(tuple(t.server for t in targets), deadline_s)
+                states = await actuator.read(tuple(t.server for t in targets), deadline_s)
             except ActuatorError as error:
                 errors[gateway] = str(error)
                 return
@@ -92,11 +96,13 @@ class Reconciler:
                 group.create_task(one(gateway, targets))
         return GatewayReport(servers, errors)
 
-    async def execute(self, changes: tuple[Change, ...], tick: int, deadline_s: float) -> Executed:
+    async def execute(
+        self, changes: tuple[Change, ...], tick: int, deadline_s: float, limit: int | None = MAX_CHANGES_PER_TICK
+    ) -> Executed:
         """Carry out the plan. Never raises ActuatorError; LedgerError stops everything before it is done."""
         run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s)
         by_gateway: dict[str, list[Change]] = {}
-        for change in changes[:MAX_CHANGES_PER_TICK]:
+        for change in changes[:limit]:
             by_gateway.setdefault(change.target.gateway, []).append(change)
         async with asyncio.TaskGroup() as group:
             for batch in by_gateway.values():
@@ -111,21 +117,20 @@ class Reconciler:
 
     async def release(self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float) -> Executed:
         """Give back everything in ``leases`` that is still as we left it, and nothing else."""
-        targets = {lease.target for lease in leases}
         report = await self.read(_as_backends(leases), deadline_s)
         changes = []
         for lease in sorted(leases, key=lambda lease: lease.knob is Knob.ADMISSION):
             state = report.servers.get(lease.target)
-            if state is None or lease.target not in targets:
-                continue
-            actual = state.values.get(lease.knob)
-            ours = actual is not None and (same(lease.knob, actual, lease.written) or same(lease.knob, actual, lease.prior))
+            actual = None if state is None else state.values.get(lease.knob)
+            if actual is None:
+                continue  # unknown is not someone else's: the lease stays until it can be read
+            ours = same(lease.knob, actual, lease.written) or same(lease.knob, actual, lease.prior)
             kind = ChangeKind.RELEASE if ours else ChangeKind.FORGET
             reason = why if ours else f"someone else set it to {actual}: it is theirs"
             changes.append(
                 Change(kind, lease.backend, lease.target, lease.knob, lease.prior, lease.prior, lease.policy, reason, lease)
             )
-        return await self.execute(tuple(changes), tick, deadline_s)
+        return await self.execute(tuple(changes), tick, deadline_s, limit=None)
 
     async def close(self) -> None:
         for actuator in self._actuators.values():
