@@ -63,3 +63,23 @@ async def test_release_gives_back_more_leases_than_a_tick_may_make_changes(db: P
     await world.loop.release("by hand")
     assert world.out() == set()
     assert world.ledger.leases() == ()
+
+
+async def test_a_backend_that_left_the_configuration_gets_its_traffic_back_when_its_lease_ends(db: Path) -> None:
+    world = await drained(db)
+    world.reconfigure(("a", "c", "d"))
+    await world.run(70)
+    assert world.admission("b") == SERVE
+    assert world.ledger.leases() == ()
+
+
+async def test_a_renamed_pool_keeps_its_lease_as_one_and_gives_it_back(db: Path) -> None:
+    world = await drained(db)
+    world.pool = "renamed"
+    world.start()
+    await world.run(80)
+    assert world.gateway.writes == [("b", Knob.ADMISSION, DRAIN)], "in force and renewed, not fought over"
+    world.sick["b"].state = State.SERVING
+    await world.run(40)
+    assert (world.admission("b"), world.weight("b")) == (SERVE, 1.0)
+    assert world.ledger.leases() == ()

@@ -117,6 +117,12 @@ class World:
         self._mode, self._params = mode, params or GpuHealthGateParams()
         self._guards = guards or GuardsSettings(cooldown_s=5, return_ramp_s=6, lease_s=60)
         self._zones = dict(zones or {})
+        self.pool = "llm"
+        self.start()
+
+    def reconfigure(self, names: tuple[str, ...]) -> None:
+        """Restart with other backends in the configuration; the gateway keeps all of its servers."""
+        self._names = names
         self.start()
 
     def start(self) -> None:
@@ -128,7 +134,7 @@ class World:
         self.loop = Loop(
             Parts(
                 backends=tuple(
-                    Backend(n, "m", (Target("edge", n, "llm"),), {"az": self._zones[n]} if n in self._zones else {})
+                    Backend(n, "m", (Target("edge", n, self.pool),), {"az": self._zones[n]} if n in self._zones else {})
                     for n in self._names
                 ),
                 source=self,

@@ -38,8 +38,8 @@ from tailkeeper_watchdog.model import (
     TickRecord,
     Verdict,
 )
-from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, plan
-from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler
+from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, plan
+from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
 
@@ -116,12 +116,12 @@ class Loop:
 
     async def _steps(self, started: float) -> TickRecord:
         parts = self.parts
-        collected, self.report = await self._collect(started)
+        leases = adopted(parts.ledger.leases(), parts.backends)
+        collected, self.report = await self._collect(started, leases)
         snapshot = self._snapshot(collected)
         memory, situation = core.score_fleet(snapshot, collected.records, self.memory, parts.rules)
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms())
         memory, desired = core.decide_all(situation, memory, parts.rules)
-        leases = parts.ledger.leases()
         verdicts = core.guard_all(desired, self._guard_context(situation, leases))
         memory = core.keep_book(memory, (*symptoms, *core.common_cause(verdicts, snapshot)), situation)
         memory, changes = self._plan(situation, memory, verdicts, leases)
@@ -131,11 +131,15 @@ class Loop:
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
         return self._record(started, situation, desired, verdicts, decisions)
 
-    async def _collect(self, now: float) -> tuple[Collected, GatewayReport]:
-        """Exporters and gateways side by side: the evidence and what is in force are of the same moment."""
+    async def _collect(self, now: float, leases: tuple[Lease, ...]) -> tuple[Collected, GatewayReport]:
+        """Exporters and gateways side by side: the evidence and what is in force are of the same moment.
+
+        Servers that only a lease still knows are read too, or nobody would ever give them back.
+        """
         deadline = min(COLLECT_DEADLINE_S, max(0.2, self.parts.tick_s))
         return await asyncio.gather(
-            self.parts.source.collect(now, deadline), self.parts.reconciler.read(self.parts.backends, deadline)
+            self.parts.source.collect(now, deadline),
+            self.parts.reconciler.read((*self.parts.backends, *as_backends(leases)), deadline),
         )
 
     def _snapshot(self, collected: Collected) -> FleetSnapshot:

@@ -8,12 +8,24 @@ that it is still needed, or forgotten when a foreign hand has made the knob its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
 from tailkeeper_watchdog.actuators.contract import ServerState
-from tailkeeper_watchdog.model import DRAIN, EMPTY, SERVE, DesiredState, FleetSnapshot, Knob, KnobValue, Lease, Situation, Target
+from tailkeeper_watchdog.model import (
+    DRAIN,
+    EMPTY,
+    SERVE,
+    Backend,
+    DesiredState,
+    FleetSnapshot,
+    Knob,
+    KnobValue,
+    Lease,
+    Situation,
+    Target,
+)
 from tailkeeper_watchdog.settings import GuardsSettings
 
 WEIGHT_DEADBAND = 0.05
@@ -94,6 +106,23 @@ def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Ch
         if key not in wanted:
             changes.extend(_back(lease, leases, given, memory))
     return memory, tuple(changes)
+
+
+def adopted(leases: tuple[Lease, ...], backends: tuple[Backend, ...]) -> tuple[Lease, ...]:
+    """The leases under the names that their servers have now: a backend or a pool may have been renamed since."""
+    now: dict[tuple[str, str], dict[str, Target]] = {}
+    for backend in backends:
+        for target in backend.targets:
+            now.setdefault((target.gateway, target.server), {})[backend.name] = target
+    return tuple(_adopted(lease, now.get((lease.target.gateway, lease.target.server), {})) for lease in leases)
+
+
+def _adopted(lease: Lease, owners: Mapping[str, Target]) -> Lease:
+    """Unchanged where nobody owns the server any more."""
+    if not owners:
+        return lease
+    name = lease.backend if lease.backend in owners else next(iter(owners))
+    return replace(lease, backend=name, target=owners[name])
 
 
 def _targets(backend: str, snapshot: FleetSnapshot) -> tuple[Target, ...]:

@@ -72,14 +72,14 @@ class Reconciler:
 
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         """Ask every gateway about every server of ours, all at once; never raises."""
-        by_gateway: dict[str, list[Target]] = {}
+        by_gateway: dict[str, dict[Target, None]] = {}
         for backend in backends:
             for target in backend.targets:
-                by_gateway.setdefault(target.gateway, []).append(target)
+                by_gateway.setdefault(target.gateway, {})[target] = None
         servers: dict[Target, ServerState] = {}
         errors: dict[str, str] = {}
 
-        async def one(gateway: str, targets: list[Target]) -> None:
+        async def one(gateway: str, targets: Mapping[Target, None]) -> None:
             actuator = self._actuators.get(gateway)
             if actuator is None:  # of a lease that has outlived the gateway's place in the configuration
                 errors[gateway] = f"gateway {gateway!r} is not in the configuration any more"
@@ -117,7 +117,7 @@ class Reconciler:
 
     async def release(self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float) -> Executed:
         """Give back everything in ``leases`` that is still as we left it, and nothing else."""
-        report = await self.read(_as_backends(leases), deadline_s)
+        report = await self.read(as_backends(leases), deadline_s)
         changes = []
         for lease in sorted(leases, key=lambda lease: lease.knob is Knob.ADMISSION):
             state = report.servers.get(lease.target)
@@ -137,7 +137,8 @@ class Reconciler:
             await actuator.close()
 
 
-def _as_backends(leases: tuple[Lease, ...]) -> tuple[Backend, ...]:
+def as_backends(leases: tuple[Lease, ...]) -> tuple[Backend, ...]:
+    """The servers that leases are on, to be read, whether they are still in the configuration or not."""
     targets: dict[str, set[Target]] = {}
     for lease in leases:
         targets.setdefault(lease.backend, set()).add(lease.target)
