@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.actuators.contract import ServerState
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Target
+from tailkeeper_watchdog.actuators.contract import ErrorKind, ServerState
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Target
 from tailkeeper_watchdog.settings import GuardsSettings
-from tests.scenario.world import World
+from tests.scenario.world import FakeGateway, World
 
 
 @pytest.fixture
@@ -83,3 +85,102 @@ async def test_a_renamed_pool_keeps_its_lease_as_one_and_gives_it_back(db: Path)
     await world.run(40)
     assert (world.admission("b"), world.weight("b")) == (SERVE, 1.0)
     assert world.ledger.leases() == ()
+
+
+class Killed(BaseException):
+    """What ``kill -9`` looks like from inside: nothing catches it, and nothing after it runs."""
+
+
+def kill_at(world: World, step: int) -> None:
+    """Die just before step ``step`` of all writes to the gateway and to the ledger, counted from now."""
+    left = step
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    write, run = world.gateway.write, world.ledger._run
+
+    async def counted_write(server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
+        count()
+        await write(server, values, deadline_s)
+
+    def counted_run(sql: str, values: tuple[Any, ...] = ()) -> Any:
+        if not sql.startswith("SELECT"):
+            count()
+        return run(sql, values)
+
+    world.gateway.write = counted_write  # type: ignore[method-assign]
+    world.ledger._run = counted_run  # type: ignore[method-assign]
+
+
+async def run_until_killed(world: World, seconds: float) -> bool:
+    """Whether it was killed; the restarted watchdog has a gateway that works again."""
+    killed = False
+    try:
+        await world.run(seconds)
+    except* Killed:
+        killed = True
+    world.gateway.write = FakeGateway.write.__get__(world.gateway)  # type: ignore[method-assign]
+    world.start()
+    return killed
+
+
+@pytest.mark.parametrize("step", range(40))
+async def test_a_kill_at_any_step_of_a_drain_and_its_return_leaves_nothing_behind(db: Path, step: int) -> None:
+    world = World(db)
+    await world.run(1)
+    kill_at(world, step)
+    world.sick["b"].state = State.HUNG
+    killed = await run_until_killed(world, 2)
+    if not killed:
+        world.sick["b"].state = State.SERVING
+        kill_at(world, step)
+        await run_until_killed(world, 30)
+    world.sick["b"].state = State.SERVING
+    await world.run(60)
+    assert (world.admission("b"), world.weight("b")) == (SERVE, 1.0)
+    assert world.ledger.leases() == ()
+    assert "contended" not in world.verdicts("b"), "our own value is no foreign hand's"
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+async def test_a_kill_between_two_steps_of_a_weight_keeps_the_lease(db: Path, step: int) -> None:
+    world = World(db)
+    await world.run(70)
+    world.sick["b"].itl_s = 0.2
+    await world.run(20)
+    assert world.weight("b") == 0.5
+    world.sick["b"].extra = {catalog.VRAM_PRESSURE.name: 0.97}
+    world.slow_weight(0.2)
+    kill_at(world, step)
+    await run_until_killed(world, 10)
+    world.sick["b"].itl_s = 0.02
+    world.sick["b"].extra = {}
+    await world.run(120)
+    assert "contended" not in world.verdicts("b")
+    assert world.weight("b") == 1.0
+    assert world.ledger.leases() == ()
+
+
+async def test_a_gateway_that_dies_under_a_step_of_the_return_does_not_make_our_value_someone_elses(db: Path) -> None:
+    world = await drained(db)
+    world.sick["b"].state = State.SERVING
+    while world.admission("b") != SERVE:
+        await world.run(0.5)
+    assert world.weight("b") == 0.25
+    write = world.gateway.write
+
+    async def dies(server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
+        world.gateway.fails = ErrorKind.UNREACHABLE
+        await write(server, values, deadline_s)
+
+    world.gateway.write = dies  # type: ignore[method-assign]
+    while world.gateway.fails is None:
+        await world.run(0.5)
+    world.gateway.write, world.gateway.fails = write, None  # type: ignore[method-assign]
+    await world.run(20)
+    assert world.weight("b") == 1.0
+    assert "contended" not in world.verdicts("b")

@@ -155,6 +155,11 @@ class World:
             )
         )
 
+    def slow_weight(self, share: float) -> None:
+        """Restart with another weight for what is slow or under pressure."""
+        self._params = self._params.model_copy(update={"slow_weight": share})
+        self.start()
+
     async def run(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK_S)):
             self.clock.now += TICK_S

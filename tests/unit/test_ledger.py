@@ -82,3 +82,23 @@ def test_a_locked_ledger_raises_and_does_not_hang(path: Path) -> None:
             ledger.set_meta("a", "b")
         other.execute("ROLLBACK")
     other.close()
+
+
+def test_a_ledger_of_the_first_version_is_taken_over_with_its_leases(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.intend("b", B, Knob.ADMISSION, "p", SERVE, DRAIN, "hung", 10.0, 310.0)
+    ledger._db.execute("ALTER TABLE leases DROP COLUMN before")
+    ledger.set_meta("schema_version", "1")
+    ledger.close()
+    (lease,) = Ledger(path).leases()
+    assert (lease.prior, lease.written, lease.before) == (SERVE, DRAIN, None)
+    (lease,) = Ledger(path).leases()
+    assert lease.backend == "b"
+
+
+def test_an_intent_remembers_what_was_in_force_before_it(path: Path) -> None:
+    ledger = Ledger(path)
+    first = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.25, "returning", 10.0, 310.0)
+    ledger.confirm(first.id, 0.25)
+    second = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "returning", 20.0, 320.0, 0.25)
+    assert (first.before, second.before, second.prior) == (1.0, 0.25, 1.0)

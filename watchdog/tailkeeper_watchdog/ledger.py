@@ -15,7 +15,7 @@ from typing import Any
 
 from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Target
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_DECISIONS = 100_000
 """Oldest decisions beyond this are dropped: months of a busy fleet, about 30 MB."""
 PRUNE_EVERY = 1_000
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS leases (
   backend TEXT NOT NULL, gateway TEXT NOT NULL, server TEXT NOT NULL, pool TEXT NOT NULL, knob TEXT NOT NULL,
   policy TEXT NOT NULL, prior TEXT NOT NULL, written TEXT NOT NULL, reason TEXT NOT NULL,
   created REAL NOT NULL, expires REAL NOT NULL, confirmed INTEGER NOT NULL DEFAULT 0, reverts INTEGER NOT NULL DEFAULT 0,
-  ended REAL, outcome TEXT
+  ended REAL, outcome TEXT, before TEXT
 );
 CREATE UNIQUE INDEX IF NOT EXISTS one_lease_in_force ON leases (gateway, server, knob) WHERE ended IS NULL;
 CREATE TABLE IF NOT EXISTS decisions (
@@ -68,6 +68,10 @@ class Ledger:
             self.set_meta("schema_version", str(SCHEMA_VERSION))
         elif int(found) > SCHEMA_VERSION:
             raise LedgerError(f"{self._path}: written by a newer version (schema {found}, known {SCHEMA_VERSION}); upgrade")
+        elif int(found) < SCHEMA_VERSION:
+            if "before" not in {row[1] for row in self._run("PRAGMA table_info(leases)").fetchall()}:
+                self._run("ALTER TABLE leases ADD COLUMN before TEXT")
+            self.set_meta("schema_version", str(SCHEMA_VERSION))
 
     def close(self) -> None:
         self._db.close()
@@ -91,17 +95,22 @@ class Ledger:
         reason: str,
         now: float,
         expires: float,
+        before: KnobValue | None = None,
     ) -> Lease:
-        """Write down a change before it is made. A lease in force on the same knob is updated; its prior value stays."""
+        """Write down a change before it is made. A lease in force on the same knob is updated; its prior value stays.
+
+        ``before`` is what is in force now, the prior value unless given.
+        """
         row = self._run(
-            "INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires)"
-            " VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+            "INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, before)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
             " ON CONFLICT (gateway, server, knob) WHERE ended IS NULL DO UPDATE SET"
-            " policy=excluded.policy, written=excluded.written, reason=excluded.reason, expires=excluded.expires, confirmed=0"
-            " RETURNING *",
+            " policy=excluded.policy, written=excluded.written, reason=excluded.reason, expires=excluded.expires, confirmed=0,"
+            " before=excluded.before RETURNING *",
             (
                 backend, target.gateway, target.server, target.pool, knob.value, policy,
                 json.dumps(prior), json.dumps(value), reason, now, expires,
+                json.dumps(prior if before is None else before),
             ),
         ).fetchone()  # fmt: skip
         return _lease(row)
@@ -192,13 +201,11 @@ class Ledger:
             self._run("INSERT OR REPLACE INTO meta (key, value) VALUES (?,?)", (key, value))
 
 
-_LEASE_COLUMNS = 14
-
-
 def _lease(row: tuple[Any, ...]) -> Lease:
-    (number, backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, confirmed, reverts) = row[
-        :_LEASE_COLUMNS
-    ]
+    (
+        number, backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, confirmed, reverts,
+        _ended, _outcome, before,
+    ) = row  # fmt: skip
     return Lease(
         id=number,
         backend=backend,
@@ -212,6 +219,7 @@ def _lease(row: tuple[Any, ...]) -> Lease:
         expires_unix_s=expires,
         confirmed=bool(confirmed),
         reverts=reverts,
+        before=None if before is None else json.loads(before),
     )
 
 

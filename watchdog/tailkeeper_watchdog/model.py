@@ -342,6 +342,8 @@ class Lease:
     confirmed: bool = False
     reverts: int = 0
     """How often a foreign hand undid it since."""
+    before: KnobValue | None = None
+    """What was in force when ``written`` was intended: while unconfirmed, the write may not have arrived, and this is ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Change:
     reason: str
     lease: Lease | None = None
     reverts: int = 0
+    actual: KnobValue | None = None
+    """What the gateway reported when this was planned; the prior value unless given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +177,11 @@ def _toward(wish: DesiredState, target: Target, server: ServerState, lease: Leas
     actual = server.values[wish.knob]
     if lease is None:
         return [_first(wish, target, actual)]
+    lease = as_found(lease, actual)
     value = _value(wish, lease.prior)
 
     def change(kind: ChangeKind, reverts: int = lease.reverts) -> Change:
-        return Change(kind, wish.backend, target, wish.knob, value, lease.prior, wish.policy, wish.reason, lease, reverts)
+        return Change(kind, wish.backend, target, wish.knob, value, lease.prior, wish.policy, wish.reason, lease, reverts, actual)
 
     if same(wish.knob, actual, lease.written):
         if server.doubt or _differs_enough(wish.knob, value, lease.written):
@@ -190,6 +193,14 @@ def _toward(wish: DesiredState, target: Target, server: ServerState, lease: Leas
     if deliberate or lease.reverts + 1 >= REVERTS_BEFORE_CONTENDED:
         return [change(ChangeKind.FORGET, lease.reverts + 1)]
     return [change(ChangeKind.APPLY, lease.reverts + 1)]
+
+
+def as_found(lease: Lease, actual: KnobValue) -> Lease:
+    """The lease as the gateway shows it: an unconfirmed write that never arrived left the value before it, which is ours."""
+    lost = not lease.confirmed and lease.before is not None and not same(lease.knob, actual, lease.written)
+    if lost and lease.before is not None and same(lease.knob, actual, lease.before):
+        return replace(lease, written=lease.before)
+    return lease
 
 
 def _first(wish: DesiredState, target: Target, actual: KnobValue) -> Change:
@@ -219,10 +230,11 @@ def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: Plan
     if server is None or lease.knob not in server.values:
         return []
     actual = server.values[lease.knob]
+    lease = as_found(lease, actual)
 
     def change(kind: ChangeKind, reason: str, value: KnobValue = lease.prior) -> Change:
         return Change(
-            kind, lease.backend, lease.target, lease.knob, value, lease.prior, lease.policy, reason, lease, lease.reverts
+            kind, lease.backend, lease.target, lease.knob, value, lease.prior, lease.policy, reason, lease, lease.reverts, actual
         )
 
     if same(lease.knob, actual, lease.prior):

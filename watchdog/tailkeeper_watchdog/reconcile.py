@@ -14,7 +14,7 @@ from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, Erro
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.model import Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
-from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same, written
+from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, as_found, same, written
 
 MAX_CHANGES_PER_TICK = 64
 """At most this many calls a tick; the rest waits for the next one, worst backends first."""
@@ -124,7 +124,7 @@ class Reconciler:
             actual = None if state is None else state.values.get(lease.knob)
             if actual is None:
                 continue  # unknown is not someone else's: the lease stays until it can be read
-            ours = same(lease.knob, actual, lease.written) or same(lease.knob, actual, lease.prior)
+            ours = same(lease.knob, actual, as_found(lease, actual).written) or same(lease.knob, actual, lease.prior)
             kind = ChangeKind.RELEASE if ours else ChangeKind.FORGET
             reason = why if ours else f"someone else set it to {actual}: it is theirs"
             changes.append(
@@ -180,6 +180,8 @@ class _Run:
         elif lease is None:
             raise AssertionError(f"{change.kind} without a lease")
         elif change.kind is ChangeKind.RENEW:
+            if not lease.confirmed:
+                self._ledger.confirm(lease.id, lease.written)  # as it was found, which need not be what was last intended
             self._ledger.renew(lease.id, now + self._lease_s)
         elif change.kind is ChangeKind.FORGET:
             self._ledger.end(lease.id, Outcome.CONTENDED, now)
@@ -192,8 +194,9 @@ class _Run:
         now = self._wall()
         expires = now + self._lease_s
         lease = self._ledger.intend(
-            change.backend, change.target, change.knob, change.policy, change.prior, change.value, change.reason, now, expires
-        )
+            change.backend, change.target, change.knob, change.policy, change.prior, change.value, change.reason, now, expires,
+            change.actual,
+        )  # fmt: skip
         if change.reverts:
             self._ledger.note_reverts(lease.id, change.reverts)
         failure, actual = await self._write_and_read_back(change)
