@@ -102,3 +102,13 @@ def test_an_intent_remembers_what_was_in_force_before_it(path: Path) -> None:
     ledger.confirm(first.id, 0.25)
     second = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "returning", 20.0, 320.0, 0.25)
     assert (first.before, second.before, second.prior) == (1.0, 0.25, 1.0)
+
+
+def test_leases_in_force_are_found_without_reading_those_that_ended(path: Path) -> None:
+    ledger = Ledger(path)
+    statements: list[str] = []
+    ledger._db.set_trace_callback(statements.append)
+    ledger.leases()
+    ledger._db.set_trace_callback(None)
+    (plan,) = ledger._db.execute(f"EXPLAIN QUERY PLAN {statements[0]}").fetchall()[:1]
+    assert "one_lease_in_force" in plan[3], "the loop asks at every tick, and ended leases are kept by the hundred thousand"

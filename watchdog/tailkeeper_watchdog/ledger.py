@@ -131,7 +131,10 @@ class Ledger:
 
     def leases(self) -> tuple[Lease, ...]:
         """Leases in force or intended, oldest first."""
-        return tuple(_lease(r) for r in self._run("SELECT * FROM leases WHERE ended IS NULL ORDER BY id").fetchall())
+        return tuple(
+            _lease(r)
+            for r in self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL ORDER BY id").fetchall()
+        )
 
     # Decisions
 
