@@ -184,3 +184,70 @@ async def test_a_gateway_that_dies_under_a_step_of_the_return_does_not_make_our_
     await world.run(20)
     assert world.weight("b") == 1.0
     assert "contended" not in world.verdicts("b")
+
+
+async def watch_return(world: World, seconds: float) -> list[float]:
+    """The weights with which "b" was let in, in order, each once."""
+    weights: list[float] = []
+    for _ in range(round(2 * seconds)):
+        await world.run(0.5)
+        share = float(world.weight("b")) if world.admission("b") == SERVE else 0.0
+        if not weights or weights[-1] != share:
+            weights.append(share)
+    return weights
+
+
+async def test_the_longer_wait_of_a_repeater_is_not_cut_short_by_its_lease(db: Path) -> None:
+    world = World(db, guards=GuardsSettings(cooldown_s=5, return_ramp_s=6, lease_s=20))
+    for _ in range(4):
+        world.ledger.count_attempt("b", world.clock.wall())  # 5 s · 2⁴ = 80 s
+    world.sick["b"].state = State.HUNG
+    await world.run(1)
+    world.sick["b"].state = State.SERVING
+    assert await watch_return(world, 79) == [0.0]
+    assert await watch_return(world, 20) == [0.0, 0.25, 0.5, 1.0]
+    assert world.ledger.leases() == ()
+
+
+async def test_a_ramp_longer_than_a_lease_is_walked_to_its_end(db: Path) -> None:
+    world = await drained(db, guards=GuardsSettings(cooldown_s=5, return_ramp_s=100, lease_s=20))
+    world.sick["b"].state = State.SERVING
+    await watch_return(world, 50)
+    assert world.weight("b") == 0.25
+    await watch_return(world, 50)
+    assert world.weight("b") == 0.5
+    await watch_return(world, 20)
+    assert world.weight("b") == 1.0
+    assert world.ledger.leases() == ()
+
+
+async def test_a_backend_that_takes_longer_to_start_than_its_lease_gets_no_traffic_before_it_serves(db: Path) -> None:
+    world = await drained(db)
+    world.sick["b"].state = State.STARTING
+    assert await watch_return(world, 300) == [0.0]
+    world.sick["b"].state = State.SERVING
+    assert await watch_return(world, 30) == [0.0, 0.25, 0.5, 1.0]
+
+
+async def test_an_operators_zero_weight_does_not_keep_the_drain_in_force(db: Path) -> None:
+    world = await drained(db)
+    world.gateway.values["b"][Knob.WEIGHT] = 0.0
+    world.sick["b"].state = State.SERVING
+    await world.run(120)
+    assert (world.admission("b"), world.weight("b")) == (SERVE, 0.0)
+    assert world.ledger.leases() == ()
+
+
+async def test_a_lease_that_ran_out_while_the_watchdog_was_dead_is_given_back_at_the_first_tick(db: Path) -> None:
+    world = await drained(db)
+    world.clock.now += 3_600
+    world.sick["b"].state = State.SERVING
+    world.start()
+    await world.run(0.5)
+    assert world.admission("b") == SERVE
+
+
+async def test_the_cooldown_is_waited_once_and_the_ramp_takes_its_own_time(db: Path) -> None:
+    world = await drained(db)  # 5 s of cooldown, 6 s of ramp
+    world.sick["b"].state = State.SERVING
+    assert await watch_return(world, 13) == [0.0, 0.25, 0.5, 1.0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -135,6 +136,7 @@ def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:
     """Good evidence counts from the first tick at which a backend serves and nobody wants this knob of it restricted."""
     now = given.snapshot.now
     wanted = {(wish.backend, wish.knob) for wish in given.wishes} | given.blocked
+    returning = {lease.backend for lease in given.leases if lease.policy == RETURN_POLICY}
     good_since, ramp_since = {}, {}
     for key in {(lease.backend, lease.knob) for lease in given.leases}:
         backend, knob = key
@@ -143,7 +145,9 @@ def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:
             continue
         if knob is not Knob.ADMISSION and (backend, Knob.ADMISSION) in wanted:
             continue
-        good_since[key] = memory.good_since.get(key, now)
+        # A weight that a return has just lowered has waited with its drain: the wait is not served twice.
+        since = memory.good_since.get((backend, Knob.ADMISSION), now) if backend in returning else now
+        good_since[key] = memory.good_since.get(key, since)
         if now - good_since[key] >= return_wait_s(given.settings, given.attempts.get(backend, 1)):
             ramp_since[key] = memory.ramp_since.get(key, now)
     return ReturnMemory(good_since, ramp_since, memory.no_ramp)
@@ -243,6 +247,26 @@ def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: Plan
         return [change(ChangeKind.FORGET, f"someone else set it to {actual}: it is theirs now")]
     if given.snapshot.time_unix_s >= lease.expires_unix_s:
         return [change(ChangeKind.EXPIRE, "the lease ran out and nothing asked for it any more")]
+    steps = _return_steps(lease, leases, given, memory, change)
+    if not steps and _due(lease, given) and _known_to_wait(lease, given, memory):
+        return [change(ChangeKind.RENEW, "waiting for its return")]
+    return steps
+
+
+def _known_to_wait(lease: Lease, given: PlanInput, memory: ReturnMemory) -> bool:
+    """Whether fresh evidence says that the return is still to come: it waits, it is on its way, or the engine starts.
+
+    Such a lease does not run out: its end would be a jump to all of the traffic.
+    """
+    seen = given.situation.fresh(lease.backend)
+    starting = seen is not None and seen.state is State.STARTING
+    return starting or (lease.backend, lease.knob) in memory.good_since
+
+
+def _return_steps(
+    lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: PlanInput, memory: ReturnMemory, change: _MakeChange
+) -> list[Change]:
+    """The next step back to normal, if there has been good evidence for long enough."""
     since = memory.ramp_since.get((lease.backend, lease.knob))
     if since is None:
         return []
@@ -266,10 +290,10 @@ def _readmit(
     if weight is None or given.settings.return_ramp_s <= 0 or lease.target in memory.no_ramp or lease.prior != SERVE:
         return [release]
     held = leases.get((lease.target, Knob.WEIGHT))
-    if held is not None and held.confirmed:
-        return [release]
-    if held is not None or float(weight) <= 0:
-        return []
+    if held is not None:
+        return [release] if same(Knob.WEIGHT, weight, as_found(held, weight).written) else []
+    if float(weight) <= 0:
+        return [release]  # somebody else's zero: it gets nothing either way, and the drain is not ours to keep
     first = float(weight) * RETURN_STEPS[0]
     reason = f"serving again: returning at {RETURN_STEPS[0]:.0%}"
     return [Change(ChangeKind.APPLY, lease.backend, lease.target, Knob.WEIGHT, first, weight, RETURN_POLICY, reason)]
