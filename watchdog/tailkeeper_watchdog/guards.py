@@ -59,12 +59,15 @@ class GuardContext:
 class _Tally:
     """Sets of backend names, looked up once and filled up while judging."""
 
-    drained: set[str]
+    drained_in: set[tuple[Pool, str]]
+    acted_on_in: set[tuple[Pool, str]]
     acted_on: set[str]
+    """Acted on in some pool: whoever is out anywhere is nobody to rely on elsewhere."""
     bad: frozenset[str]
     """Looks bad, cannot be seen, or is wanted out."""
     serving: frozenset[str]
     members: Mapping[Pool, tuple[Backend, ...]]
+    pools: Mapping[str, frozenset[Pool]]
 
 
 def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verdict, ...]:
@@ -85,15 +88,22 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
     bad = {w.backend for w in wishes if is_drain(w.knob, w.value)}
     serving: set[str] = set()
     members: dict[Pool, list[Backend]] = {}
+    pools_of = {b.name: frozenset(_pool(t) for t in b.targets) for b in context.snapshot.backends}
     for backend in context.snapshot.backends:
-        for pool in {(t.gateway, t.pool) for t in backend.targets}:
+        for pool in pools_of[backend.name]:
             members.setdefault(pool, []).append(backend)
         if _looks_bad(backend, context):
             bad.add(backend.name)
         elif context.snapshot.observations[backend.name].state.takes_work:
             serving.add(backend.name)
     pools = {pool: tuple(found) for pool, found in members.items()}
-    return _Tally(_drained(context), _acted_on(context), frozenset(bad), frozenset(serving), pools)
+    acted_on_in = _acted_on(context)
+    acted_on = {name for _, name in acted_on_in}
+    return _Tally(_drained(context), acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of)
+
+
+def _pool(target: Target) -> Pool:
+    return target.gateway, target.pool
 
 
 def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[int, int, str]:
@@ -103,10 +113,12 @@ def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[int, int, str
 
 
 def _count(wish: DesiredState, tally: _Tally) -> None:
+    places = {(pool, wish.backend) for pool in tally.pools.get(wish.backend, ())}
     if takes_out(wish):
         tally.acted_on.add(wish.backend)
+        tally.acted_on_in.update(places)
     if is_drain(wish.knob, wish.value):
-        tally.drained.add(wish.backend)
+        tally.drained_in.update(places)
 
 
 def is_drain(knob: Knob, value: KnobValue) -> bool:
@@ -136,22 +148,23 @@ def _gets_little(server: ServerState) -> bool:
     return lowered or _gets_nothing(server)
 
 
-def _acted_on(context: GuardContext) -> set[str]:
-    ours = {lease.backend for lease in context.leases if acted_on_by(lease)}
+def _acted_on(context: GuardContext) -> set[tuple[Pool, str]]:
+    ours = {(_pool(lease.target), lease.backend) for lease in context.leases if acted_on_by(lease)}
     return ours | _by_gateway(context, _gets_little)
 
 
-def _drained(context: GuardContext) -> set[str]:
-    ours = {lease.backend for lease in context.leases if is_drain(lease.knob, lease.written)}
+def _drained(context: GuardContext) -> set[tuple[Pool, str]]:
+    ours = {(_pool(lease.target), lease.backend) for lease in context.leases if is_drain(lease.knob, lease.written)}
     return ours | _by_gateway(context, _gets_nothing)
 
 
-def _by_gateway(context: GuardContext, out: Callable[[ServerState], bool]) -> set[str]:
-    """Backends that some gateway reports so."""
+def _by_gateway(context: GuardContext, out: Callable[[ServerState], bool]) -> set[tuple[Pool, str]]:
+    """Pools and backends that their gateway reports so."""
     return {
-        backend.name
+        (_pool(target), backend.name)
         for backend in context.snapshot.backends
-        if any(t in context.servers and out(context.servers[t]) for t in backend.targets)
+        for target in backend.targets
+        if target in context.servers and out(context.servers[target])
     }
 
 
@@ -226,7 +239,8 @@ def _pool_refusal(
     if size <= 1:
         return Refusal.POOL_OF_ONE, f"pool {pool[0]}:{pool[1]}"
     drains = is_drain(wish.knob, wish.value)
-    if backend.name in tally.drained or (backend.name in tally.acted_on and not drains):
+    place = (pool, backend.name)
+    if place in tally.drained_in or (place in tally.acted_on_in and not drains):
         return None, ""  # counted already: this is a renewal, or a lighter touch on the same backend
     bad = len(names & tally.bad)
     if bad > settings.panic_fraction * size:
