@@ -108,11 +108,20 @@ class Loop:
             async with self._acting:
                 record = await self._steps(started)
         except Exception as error:  # the tick boundary: it is recorded and acts on nothing
-            log.exception("tick failed", tick=self._tick)
+            with contextlib.suppress(Exception):  # a log on a full disk raises as well
+                log.exception("tick failed", tick=self._tick)
             record = self._failed(started, _in_words(error))
         self.latest = record
-        self._on_tick(record)
+        self._tell(record)
         return record
+
+    def _tell(self, record: TickRecord) -> None:
+        """A listener that fails must not end the loop: nobody would watch any more, and nobody would know."""
+        try:
+            self._on_tick(record)
+        except Exception:
+            with contextlib.suppress(Exception):
+                log.exception("telling of a tick failed", tick=record.tick)
 
     async def _steps(self, started: float) -> TickRecord:
         parts = self.parts

@@ -1,7 +1,8 @@
 """Make the gateways match the plan: note the intent, act, read back, note the outcome. The only place that acts.
 
-Gateways work side by side under one deadline; the changes of one gateway run one after the other, so that there are
-never two control calls in flight for one backend. A gateway that fails costs only its own changes.
+Gateways work side by side; the changes of one gateway run one after the other, so that there are never two control calls
+in flight for one backend. A gateway that fails costs only its own changes, and one that is slow begins none after the
+deadline: they wait for the next tick.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -18,6 +20,8 @@ from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, as_found
 
 MAX_CHANGES_PER_TICK = 64
 """At most this many calls a tick; the rest waits for the next one, worst backends first."""
+CALLS = frozenset({ChangeKind.APPLY, ChangeKind.RELEASE, ChangeKind.EXPIRE})
+"""What is done at a gateway. The other kinds are only written down, and take nobody's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +103,20 @@ class Reconciler:
     async def execute(
         self, changes: tuple[Change, ...], tick: int, deadline_s: float, limit: int | None = MAX_CHANGES_PER_TICK
     ) -> Executed:
-        """Carry out the plan. Never raises ActuatorError; LedgerError stops everything before it is done."""
+        """Carry out the plan. Never raises ActuatorError; LedgerError stops everything before it is done.
+
+        Without a ``limit`` everything is done, however long it takes.
+        """
         run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s)
         by_gateway: dict[str, list[Change]] = {}
-        for change in changes[:limit]:
-            by_gateway.setdefault(change.target.gateway, []).append(change)
+        late = {id(c) for c in [c for c in changes if c.kind in CALLS][limit:]} if limit is not None else set()
+        for change in changes:
+            if id(change) not in late:
+                by_gateway.setdefault(change.target.gateway, []).append(change)
+        begin_within_s = deadline_s if limit is not None else inf
         async with asyncio.TaskGroup() as group:
             for batch in by_gateway.values():
-                group.create_task(run.batch(batch))
+                group.create_task(run.batch(batch, begin_within_s))
         return Executed(
             tuple(run.decisions),
             frozenset(run.changed),
@@ -166,8 +176,15 @@ class _Run:
         self.contended: set[tuple[str, Knob]] = set()
         self.no_ramp: set[Target] = set()
 
-    async def batch(self, changes: list[Change]) -> None:
+    async def batch(self, changes: list[Change], begin_within_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        begin_until = clock() + begin_within_s
+        begun = False
         for change in changes:
+            if change.kind in CALLS:
+                if begun and clock() >= begin_until:
+                    continue
+                begun = True
             await self._one(change)
 
     async def _one(self, change: Change) -> None:
