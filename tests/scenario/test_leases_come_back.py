@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,45 @@ async def test_the_cooldown_is_waited_once_and_the_ramp_takes_its_own_time(db: P
     world = await drained(db)  # 5 s of cooldown, 6 s of ramp
     world.sick["b"].state = State.SERVING
     assert await watch_return(world, 13) == [0.0, 0.25, 0.5, 1.0]
+
+
+async def test_a_wall_clock_that_jumps_back_a_day_does_not_keep_a_lease_for_a_day(db: Path) -> None:
+    world = await drained(db)
+    world.clock.step_s -= 86_400
+    for sick in world.sick.values():
+        sick.silent = True
+    await world.run(130)
+    assert world.admission("b") == SERVE
+    assert world.ledger.leases() == ()
+
+
+async def test_a_wall_clock_that_jumps_back_a_day_does_not_keep_a_knob_contended_for_a_day(db: Path) -> None:
+    world = await drained(db)
+    for _ in range(2):
+        world.gateway.values["b"][Knob.ADMISSION] = SERVE
+        await world.run(0.5)
+    assert world.verdicts("b")[-1] == "contended"
+    world.clock.step_s -= 86_400
+    await world.run(70)
+    assert world.admission("b") == DRAIN
+
+
+async def test_a_wall_clock_that_jumps_ahead_a_day_gives_nothing_back_that_is_still_needed(db: Path) -> None:
+    world = await drained(db)
+    world.clock.step_s += 86_400
+    assert await watch_return(world, 100) == [0.0]
+
+
+async def test_a_dead_replica_does_not_keep_a_lease_from_being_renewed(db: Path) -> None:
+    world = await drained(db)
+    read = world.gateway.read
+
+    async def half(servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
+        return {n: replace(s, doubt="edge#2 was not read") for n, s in (await read(servers, deadline_s)).items()}
+
+    world.gateway.read = half  # type: ignore[method-assign]
+    await world.run(200)
+    (lease,) = world.ledger.leases()
+    assert lease.expires_unix_s > world.clock.wall()
+    world.sick["b"].state = State.SERVING
+    assert await watch_return(world, 4) == [0.0], "the cooldown is waited for"

@@ -33,12 +33,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_000.0
+        self.step_s = 0.0
+        """By how much somebody set the wall clock."""
 
     def monotonic(self) -> float:
         return self.now
 
     def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
+        return 1_700_000_000.0 + self.now + self.step_s
 
 
 class FakeGateway:

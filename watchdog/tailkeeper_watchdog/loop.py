@@ -157,8 +157,9 @@ class Loop:
         )
 
     def _contended_symptoms(self) -> tuple[Symptom, ...]:
-        now = self.parts.wall()
-        self._contended_until = {k: until for k, until in self._contended_until.items() if until > now}
+        now, longest = self.parts.wall(), self.parts.guards.lease_s
+        # An end further away than it was ever set is one that a wall clock set back has moved.
+        self._contended_until = {k: until for k, until in self._contended_until.items() if now < until <= now + longest}
         return tuple(
             Symptom(
                 FindingKind.CONTENDED,

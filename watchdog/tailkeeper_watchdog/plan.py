@@ -34,6 +34,8 @@ WEIGHT_DEADBAND = 0.05
 WEIGHT_TOLERANCE = 0.02
 """Gateways keep whole numbers: a weight read back within this is the weight that was written."""
 REVERTS_BEFORE_CONTENDED = 2
+CLOCK_SLACK_S = 5.0
+"""A lease that ends later than one lease and this from now was written under another clock."""
 MAX_RETURN_WAIT_S = 600.0
 RETURN_STEPS = (0.25, 0.5, 1.0)
 """Slow start: a quarter, a half, all."""
@@ -250,6 +252,8 @@ def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: Plan
     steps = _return_steps(lease, leases, given, memory, change)
     if not steps and _due(lease, given) and _known_to_wait(lease, given, memory):
         return [change(ChangeKind.RENEW, "waiting for its return")]
+    if not steps and lease.expires_unix_s - given.snapshot.time_unix_s > given.settings.lease_s + CLOCK_SLACK_S:
+        return [change(ChangeKind.RENEW, "the wall clock was set back: it ends within one lease from now")]
     return steps
 
 

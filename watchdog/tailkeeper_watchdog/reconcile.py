@@ -223,7 +223,7 @@ class _Run:
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior
-        if actual is not None and same(change.knob, actual, before):
+        if actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value):
             self._undo_intent(lease, change)
         if failure is not None and failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
             self.no_ramp.add(change.target)
