@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from typing import Any, Protocol
 
 from tailkeeper_exporter import catalog
@@ -65,7 +65,7 @@ class PrometheusSource:
             return f"{self._url}: {type(error).__name__}: {str(error)[:300]}"
         wall, monotonic = time.time(), time.monotonic()
         taken_at = {
-            row["metric"].get("backend", ""): monotonic - max(0.0, wall - at) for row in times if (at := _value(row)) is not None
+            _labels(row).get("backend", ""): monotonic - max(0.0, wall - at) for row in times if (at := _value(row)) is not None
         }
         observations = observe(_samples(series), monotonic, {})
         self._last.hear({name: seen for name, seen in observations.items() if name in taken_at}, taken_at)
@@ -82,9 +82,14 @@ class PrometheusSource:
 def _samples(rows: list[dict[str, Any]]) -> Iterator[tuple[SeriesKey, float]]:
     for row in rows:
         value = _value(row)
-        key = _key(row.get("metric", {}))
+        key = _key(_labels(row))
         if key is not None and value is not None:
             yield key, value
+
+
+def _labels(row: Mapping[str, Any]) -> Mapping[str, str]:
+    labels = row.get("metric")
+    return labels if isinstance(labels, dict) else {}
 
 
 def _key(labels: Mapping[str, str]) -> SeriesKey | None:
@@ -96,13 +101,17 @@ def _key(labels: Mapping[str, str]) -> SeriesKey | None:
         family = name.removesuffix(suffix)
         if family != name and family in BY_NAME:
             le = _bound(labels.get("le", "")) if part is Part.BUCKET else None
-            return SeriesKey(family, rest, Kind.HISTOGRAM, part, le)
+            return None if part is Part.BUCKET and le is None else SeriesKey(family, rest, Kind.HISTOGRAM, part, le)
     return None
 
 
-def _bound(text: str) -> float:
-    """Prometheus 2 keeps ``1``, Prometheus 3 writes ``1.0``: a bound is a number, never a text."""
-    return inf if text == "+Inf" else float(text)
+def _bound(text: str) -> float | None:
+    """Prometheus 2 keeps ``1``, Prometheus 3 writes ``1.0``: a bound is a number, never a text. None where it is none."""
+    try:
+        bound = inf if text == "+Inf" else float(text)
+    except ValueError:
+        return None
+    return None if isnan(bound) else bound
 
 
 def _value(row: Mapping[str, Any]) -> float | None:
