@@ -94,7 +94,7 @@ def score_fleet(
         windows[name] = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         recent[name] = over(history, RECENT_S) if seen else Window()
         scores[name] = score(seen, windows[name], rules.weights, rules.slo, name)
-    rings = _fill(memory.rings, records, now)
+    rings = _fill(memory.rings, tuple(r for r in records if r.backend in histories), now)
     exact = {
         key: quantile
         for key, (ring, at) in rings.items()

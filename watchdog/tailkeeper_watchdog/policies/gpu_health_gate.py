@@ -329,7 +329,8 @@ def step_breaker(
     ok, errors = _finished(seen)
     new_ok = max(0.0, ok - breaker.ok_seen) if ok is not None and breaker.ok_seen is not None else 0.0
     new_errors = max(0.0, errors - breaker.errors_seen) if errors is not None and breaker.errors_seen is not None else 0.0
-    in_a_row = 0.0 if new_ok > 0 else breaker.failures_in_a_row + new_errors
+    unbroken = ok is not None and breaker.ok_seen is not None and new_ok == 0  # unseen successes break a row too
+    in_a_row = breaker.failures_in_a_row + new_errors if unbroken else 0.0
     breaker = replace(breaker, ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
     if breaker.state is BreakerState.CLOSED:
         return _maybe_open(breaker, recent, peers_error_ratio, params, now)

@@ -1,0 +1,28 @@
+"""What the core remembers is bounded by the configuration, and what is unknown moves nothing."""
+
+from __future__ import annotations
+
+from tailkeeper_exporter.readings import present
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.collect.base import RequestRecord
+from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
+from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, Slo
+from tailkeeper_watchdog.policies.gpu_health_gate import Breaker, BreakerState, GpuHealthGateParams, step_breaker
+from tailkeeper_watchdog.window import OUTCOME_SLOT
+
+RULES = Rules(Slo(), {"latency": 1.0}, {"gpu_health_gate": PolicySetting(Mode.OBSERVE, GpuHealthGateParams())}, 3.0)
+
+
+def test_records_of_backends_that_are_not_configured_are_not_remembered() -> None:
+    snapshot = FleetSnapshot(1, 10.0, 1_000.0, (Backend("a"),), {})
+    records = tuple(RequestRecord(f"pod-{n}", "ok", 0.1, 0.01, 1.0) for n in range(1_000))
+    memory, _ = score_fleet(snapshot, (*records, RequestRecord("a", "ok", 0.1, 0.01, 1.0)), Memory(), RULES)
+    assert {backend for backend, _ in memory.rings} == {"a"}
+
+
+def test_failures_are_in_a_row_only_where_successes_would_be_seen() -> None:
+    breaker = Breaker()
+    for errors in range(20):
+        seen = BackendObservation("a", State.SERVING, 0.0, None, {OUTCOME_SLOT["error"]: present(float(errors), 0.0)})
+        breaker = step_breaker(breaker, seen, None, 0.0, GpuHealthGateParams(), 100.0 + errors)
+    assert breaker.state is BreakerState.CLOSED
