@@ -294,3 +294,24 @@ async def test_a_dead_replica_does_not_keep_a_lease_from_being_renewed(db: Path)
     assert lease.expires_unix_s > world.clock.wall()
     world.sick["b"].state = State.SERVING
     assert await watch_return(world, 4) == [0.0], "the cooldown is waited for"
+
+
+async def test_a_hold_keeps_a_drained_backend_as_it_is_until_it_ends(db: Path) -> None:
+    world = await drained(db)
+    writes = len(world.gateway.writes)
+    world.switches.hold("b", "being debugged", 200)
+    await world.run(100)
+    world.sick["b"].state = State.SERVING
+    await world.run(99)
+    assert world.admission("b") == DRAIN, "no action on it until the hold ends, not even giving back"
+    assert len(world.gateway.writes) == writes
+    assert await watch_return(world, 30) == [0.0, 0.25, 0.5, 1.0]
+    assert world.ledger.leases() == ()
+
+
+async def test_release_by_hand_gives_back_a_held_backend_too(db: Path) -> None:
+    world = await drained(db)
+    world.switches.hold("b", "being debugged", 200)
+    await world.loop.release("by hand", "b")
+    await world.run(60)
+    assert world.admission("b") == SERVE

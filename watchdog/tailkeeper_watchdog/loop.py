@@ -198,6 +198,7 @@ class Loop:
             leases=leases,
             servers=self.report.servers,
             attempts=self.parts.ledger.attempts(self.parts.wall()),
+            held=frozenset(self.parts.switches.holds()),
         )
         returning, changes = plan(given, memory.returning)
         return replace(memory, returning=returning), self._backoff.ready(changes, situation.snapshot.now)

@@ -89,6 +89,8 @@ class PlanInput:
     leases: tuple[Lease, ...]
     servers: Mapping[Target, ServerState]
     attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    held: frozenset[str] = frozenset()
+    """Backends on which an operator's hold lies: nothing is done to them, and their leases do not run out."""
 
     @property
     def snapshot(self) -> FleetSnapshot:
@@ -243,6 +245,9 @@ def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: Plan
             kind, lease.backend, lease.target, lease.knob, value, lease.prior, lease.policy, reason, lease, lease.reverts, actual
         )
 
+    if lease.backend in given.held:
+        ours = same(lease.knob, actual, lease.written)
+        return [change(ChangeKind.RENEW, "an operator's hold is on it")] if ours and _due(lease, given) else []
     if same(lease.knob, actual, lease.prior):
         return [change(ChangeKind.RELEASE, "already back at its prior value")]
     if not same(lease.knob, actual, lease.written):
