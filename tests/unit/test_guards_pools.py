@@ -54,3 +54,19 @@ def test_a_drain_in_force_at_every_gateway_is_a_renewal() -> None:
 
 def test_a_drain_in_force_at_one_gateway_may_be_completed_at_the_other_within_the_cap() -> None:
     assert judged({EAST["b"]}) is None
+
+
+def test_a_server_whose_gateway_does_not_say_is_not_counted_as_left_serving() -> None:
+    backends = tuple(Backend(n, "m", (EAST[n],)) for n in NAMES)
+    seen = {n: BackendObservation(n, State.HUNG if n == "b" else State.SERVING, 0.0) for n in NAMES}
+    silent = ServerState({}, doubt="its document could not be had")
+    known = ServerState({Knob.ADMISSION: SERVE, Knob.WEIGHT: 1.0}, normal_weight=1.0)
+    context = GuardContext(
+        FleetSnapshot(1, 100.0, 1_000.0, backends, seen),
+        GuardsSettings(),
+        3.0,
+        servers={EAST[n]: known if n == "b" else silent for n in NAMES},
+        support={("b", Knob.ADMISSION): Support(True)},
+    )
+    wish = DesiredState("p", "b", Knob.ADMISSION, DRAIN, "hung", Mode.ENFORCE, ("x", "y"), 0.0)
+    assert judge((wish,), context)[0].refusal is Refusal.MIN_HEALTHY

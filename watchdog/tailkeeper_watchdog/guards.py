@@ -68,6 +68,8 @@ class _Tally:
     serving: frozenset[str]
     members: Mapping[Pool, tuple[Backend, ...]]
     pools: Mapping[str, frozenset[Pool]]
+    silent_in: frozenset[tuple[Pool, str]]
+    """Whose gateway answers and does not say what it gives them: nobody to rely on."""
 
 
 def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verdict, ...]:
@@ -99,7 +101,7 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
     pools = {pool: tuple(found) for pool, found in members.items()}
     acted_on_in = _acted_on(context)
     acted_on = {name for _, name in acted_on_in}
-    return _Tally(_drained(context), acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of)
+    return _Tally(_drained(context), acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of, _silent(context))
 
 
 def _pool(target: Target) -> Pool:
@@ -166,6 +168,16 @@ def _by_gateway(context: GuardContext, out: Callable[[ServerState], bool]) -> se
         for target in backend.targets
         if target in context.servers and out(context.servers[target])
     }
+
+
+def _silent(context: GuardContext) -> frozenset[tuple[Pool, str]]:
+    answering = {target.gateway for target in context.servers}
+    return frozenset(
+        (_pool(target), backend.name)
+        for backend in context.snapshot.backends
+        for target in backend.targets
+        if target.gateway in answering and not (target in context.servers and context.servers[target].values)
+    )
 
 
 def _first_refusal(wish: DesiredState, context: GuardContext, tally: _Tally) -> tuple[Refusal | None, str]:
@@ -249,7 +261,8 @@ def _pool_refusal(
     cap = cap_of(size, settings)
     if len(others_out) + 1 > cap:
         return Refusal.CAP, f"{len(others_out)} of {size} out already ({_some(others_out)}), cap {cap}"
-    left = (names & tally.serving) - tally.acted_on - {backend.name}
+    silent = {name for name in names if (pool, name) in tally.silent_in} if tally.silent_in else set()
+    left = (names & tally.serving) - tally.acted_on - silent - {backend.name}
     least = max(1, settings.min_healthy)
     if len(left) < least:
         return Refusal.MIN_HEALTHY, f"{len(left)} of {size} would be left serving, at least {least}"
