@@ -315,3 +315,16 @@ async def test_release_by_hand_gives_back_a_held_backend_too(db: Path) -> None:
     await world.loop.release("by hand", "b")
     await world.run(60)
     assert world.admission("b") == SERVE
+
+
+async def test_a_lighter_backend_that_was_drained_returns_by_the_ramp_too(db: Path) -> None:
+    world = World(db)
+    await world.run(70)
+    world.sick["b"].itl_s = 0.2
+    await world.run(20)
+    assert world.weight("b") == 0.5
+    world.sick["b"].state = State.HUNG
+    await world.run(30)
+    world.sick["b"].state = State.SERVING
+    world.sick["b"].itl_s = 0.02
+    assert await watch_return(world, 60) == [0.0, 0.25, 0.5, 1.0]

@@ -299,13 +299,19 @@ def _readmit(
     if weight is None or given.settings.return_ramp_s <= 0 or lease.target in memory.no_ramp or lease.prior != SERVE:
         return [release]
     held = leases.get((lease.target, Knob.WEIGHT))
-    if held is not None:
-        return [release] if same(Knob.WEIGHT, weight, as_found(held, weight).written) else []
-    if float(weight) <= 0:
-        return [release]  # somebody else's zero: it gets nothing either way, and the drain is not ours to keep
-    first = float(weight) * RETURN_STEPS[0]
+    if held is not None and not same(Knob.WEIGHT, weight, as_found(held, weight).written):
+        return []  # what became of that lease is settled first
+    prior = weight if held is None else held.prior
+    first = float(prior) * RETURN_STEPS[0]
+    wanted = held is not None and (lease.backend, Knob.WEIGHT) not in memory.good_since
+    if wanted or float(weight) <= first or same(Knob.WEIGHT, weight, first):
+        return [release]  # low enough already, or somebody's zero, or a policy says how low
     reason = f"serving again: returning at {RETURN_STEPS[0]:.0%}"
-    return [Change(ChangeKind.APPLY, lease.backend, lease.target, Knob.WEIGHT, first, weight, RETURN_POLICY, reason)]
+    return [
+        Change(
+            ChangeKind.APPLY, lease.backend, lease.target, Knob.WEIGHT, first, prior, RETURN_POLICY, reason, held, actual=weight
+        )
+    ]
 
 
 class _MakeChange(Protocol):
