@@ -38,9 +38,11 @@ class ExporterSource:
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def collect(self, now: float, deadline_s: float) -> Collected:
+        ends_at = asyncio.get_running_loop().time() + deadline_s
         async with asyncio.TaskGroup() as group:
-            for exporter in self._exporters:
-                group.create_task(self._one(exporter, deadline_s))
+            # Those that answer are asked first, then whoever has waited longest: hung ones must not take every place.
+            for exporter in sorted(self._exporters, key=lambda e: (e.error is not None, e.asked_at)):
+                group.create_task(self._one(exporter, ends_at))
         errors: dict[str, str] = {}
         records: list[RequestRecord] = []
         for exporter in self._exporters:
@@ -53,9 +55,18 @@ class ExporterSource:
         default = failed[0] if failed else "no exporter reports this backend"
         return Collected(self._last.tell(time.monotonic(), errors, default), tuple(records), all_failed)
 
-    async def _one(self, exporter: _Exporter, deadline_s: float) -> None:
-        async with self._gate:
-            await exporter.read(self._client, deadline_s)
+    async def _one(self, exporter: _Exporter, ends_at: float) -> None:
+        """Within the deadline of the round, the wait for a place included."""
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await self._gate.acquire()
+        except TimeoutError:
+            exporter.skip(f"not asked: {MAX_CONCURRENT} others had not answered by the deadline")
+            return
+        try:
+            await exporter.read(self._client, max(0.0, ends_at - asyncio.get_running_loop().time()))
+        finally:
+            self._gate.release()
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -72,10 +83,15 @@ class _Exporter:
         self.records: tuple[RequestRecord, ...] = ()
         self.taken_at = float("-inf")
         self.error: str | None = None
+        self.asked_at = float("-inf")
+
+    def skip(self, why: str) -> None:
+        self.records = ()
+        self.error = f"{self._url}: {why}"
 
     async def read(self, client: httpx.AsyncClient, deadline_s: float) -> None:
         self.records = ()
-        taken_at = time.monotonic()
+        taken_at = self.asked_at = time.monotonic()
         page, health, requests = await asyncio.gather(
             self._get(client, "/metrics", deadline_s),
             self._get(client, "/healthz", deadline_s),

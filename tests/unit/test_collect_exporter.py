@@ -1,0 +1,52 @@
+"""Direct mode: exporters that hang cost only their own backends, however many they are."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.collect.exporter import MAX_CONCURRENT, ExporterSource
+
+DEADLINE_S = 0.1
+
+
+class Fleet:
+    """A fake transport: exporters by host name, those in ``hung`` never answer."""
+
+    def __init__(self, names: tuple[str, ...], hung: set[str]) -> None:
+        self.hung = hung
+        self.asked: set[str] = set()
+        self.source = ExporterSource(tuple(f"http://{n}" for n in names), names, 60.0)
+        self.source._client = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.add(request.url.host)
+        if request.url.host in self.hung:
+            await asyncio.Event().wait()
+        name = catalog.BACKEND_STATE.name
+        state = f'# TYPE {name} gauge\n{name}{{backend="{request.url.host}",state="serving"}} 1\n'
+        return httpx.Response(200, text=state if request.url.path == "/metrics" else "{}")
+
+    async def states(self) -> dict[str, State]:
+        self.asked.clear()
+        collected = await self.source.collect(0.0, DEADLINE_S)
+        return {n: o.state for n, o in collected.observations.items()}
+
+
+async def test_many_hung_exporters_keep_neither_the_tick_nor_the_healthy_ones_waiting() -> None:
+    hung = tuple(f"h{n:03}" for n in range(5 * MAX_CONCURRENT))
+    fleet = Fleet((*hung, "a"), set(hung))
+    for _ in range(6):
+        states = await fleet.states()
+        assert len(fleet.asked) <= MAX_CONCURRENT + 1, "nobody is asked after the deadline, which the hung ones use up"
+    assert states["a"] is State.SERVING
+    await fleet.states()
+    assert "a" in fleet.asked, "who answered is asked at each round"
+    fleet.hung.clear()
+    for _ in range(20):
+        states = await fleet.states()
+    assert set(states.values()) == {State.SERVING}, "each that recovered is asked again"
+    await fleet.source.close()
