@@ -328,3 +328,14 @@ async def test_a_lighter_backend_that_was_drained_returns_by_the_ramp_too(db: Pa
     world.sick["b"].state = State.SERVING
     world.sick["b"].itl_s = 0.02
     assert await watch_return(world, 60) == [0.0, 0.25, 0.5, 1.0]
+
+
+async def test_a_value_is_given_back_exactly_or_not_at_all(db: Path) -> None:
+    world = World(db)
+    now = world.clock.wall()
+    lease = world.ledger.intend("b", Target("edge", "b", "llm"), Knob.WEIGHT, "p", 1.0, 0.92, "slow", now, now + 60)
+    world.ledger.confirm(lease.id, 0.92)
+    world.gateway.values["b"][Knob.WEIGHT] = 0.92
+    world.gateway.lies = True
+    await world.loop.release("by hand")
+    assert len(world.ledger.leases()) == 1, "nearly its prior value is not its prior value"
