@@ -17,9 +17,9 @@ from tailkeeper_exporter.requests_ring import MAX_RECORDS, RequestRecord, Reques
 from tailkeeper_exporter.server import MAX_BODY_BYTES
 from tailkeeper_exporter.serving import Server, bind
 from tailkeeper_exporter.settings import BackendSettings
+from tests.loopback.test_collector import QUIET, backend, settings, until
 from tests.unit.fake_engine import engine
 from tests.unit.hostile_engines import hostile_engines
-from tests.unit.test_collector import QUIET, backend, settings, until
 
 FIELDS = {
     *("request_id", "trace_id", "backend", "model", "tenant", "modality", "canary_revision", "operation", "sensitivity"),

@@ -16,9 +16,9 @@ from tailkeeper_exporter.series import series_of
 from tailkeeper_exporter.settings import BackendSettings
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import Source
+from tests.loopback.test_collector import backend, state, until, view, watching
 from tests.unit.fake_engine import DONE, LENGTH, TOKEN
 from tests.unit.loopback import Handler, Seen, reply, routes, serving, silence, stream
-from tests.unit.test_collector import backend, state, until, view, watching
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
 WELL = stream(TOKEN + LENGTH + DONE)
