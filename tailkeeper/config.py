@@ -69,7 +69,6 @@ class Config(Settings):
             hscore=self.hscore,
             policies=self.policies,
             guards=self.guards,
-            read_interval_s=self.watchdog.read_interval_s(interval),
             stale_after_s=self.watchdog.stale_limit_s(interval),
         )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.collect.base import Collected
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Target, TickRecord
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Target, TickRecord
 from tailkeeper_watchdog.plan import Change, ChangeKind
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings
@@ -72,15 +72,33 @@ async def test_a_listener_that_fails_does_not_end_the_watching(db: Path) -> None
 async def test_a_log_that_cannot_be_written_does_not_end_the_watching(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(db)
 
-    async def broken(servers: tuple[str, ...], deadline_s: float) -> Mapping[str, KnobValue]:
-        raise RuntimeError("a gateway that breaks its promise")
+    async def broken(now: float, deadline_s: float) -> Collected:
+        raise RuntimeError("a source that breaks its promise")
 
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(world.gateway, "read", broken)
+    monkeypatch.setattr(world, "collect", broken)
     monkeypatch.setattr("tailkeeper_watchdog.loop.log.exception", full)
     world.clock.now += 0.5
     record = await world.loop.tick()
     assert record.error is not None
     assert "breaks its promise" in record.error
+
+
+async def test_an_actuators_own_mistake_costs_its_gateway_and_not_the_tick(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(db)
+    await world.run(2)
+
+    async def broken(*_: object) -> None:
+        raise KeyError("srv_uweight")
+
+    world.sick["b"].state = State.HUNG
+    with monkeypatch.context() as patched:
+        patched.setattr(world.gateway, "write", broken)
+        await world.run(1)
+        assert world.verdicts("b") == ["failed"]
+        patched.setattr(world.gateway, "read", broken)
+        await world.run(1)
+    await world.run(5)
+    assert world.admission("b") == DRAIN, "done once the gateway can be used again"

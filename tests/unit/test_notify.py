@@ -196,7 +196,7 @@ def test_a_common_cause_names_its_pool() -> None:
     assert alert["labels"]["pool"] == "edge:llm"
 
 
-@pytest.mark.parametrize(("hscore", "severity"), [(0.5, "ticket"), (0.3, "ticket"), (0.1, "page")])
+@pytest.mark.parametrize(("hscore", "severity"), [(0.5, "ticket"), (0.3, "page"), (0.1, "page")])
 def test_a_degraded_score_is_told_with_its_band_and_its_dominant_factor(hscore: float, severity: str) -> None:
     (alert,) = _alerts(scores={"a": _score(hscore)})
     labels = alert["labels"]

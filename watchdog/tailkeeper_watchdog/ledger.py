@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +240,3 @@ def _decision(row: tuple[Any, ...]) -> Decision:
         reason,
         expires,
     )
-
-
-Clock = Callable[[], float]

@@ -36,6 +36,12 @@ TICK_DURATION = Metric(
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
 
+SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
+"""Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
+because the same alert comes from the watchdog and from Prometheus' rules."""
+MEMORY_PRESSURE_LIMIT_RATIO = 0.92
+"""Memory pressure above which a backend counts as unhealthy, for the finding and as the policy's default."""
+
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,
     HSCORE_FACTOR,

@@ -22,6 +22,7 @@ import structlog
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.metrics import SCORE_BAND_SEVERITY
 from tailkeeper_watchdog.model import Backend, DesiredState, Finding, FindingKind, HealthScore, Mode, Severity
 
 log = structlog.get_logger("tailkeeper.notify")
@@ -58,7 +59,6 @@ IMPACTS: Mapping[FindingKind, str] = {
     FindingKind.CONTENDED: "None by itself: two hands change the same knob, and ours lets go.",
 }
 DEFAULT_IMPACT = "Its users wait longer than before."
-SCORE_BANDS = (0.2, 0.4, 0.6)
 
 Alert = dict[str, Any]
 Key = tuple[tuple[str, str], ...]
@@ -69,7 +69,7 @@ def score_band(hscore: float | None) -> str:
     """The band of a score below 0.6, as a label: ``0.2``, ``0.4`` or ``0.6``; empty above."""
     if hscore is None:
         return ""
-    return next((f"{band:g}" for band in SCORE_BANDS if hscore < band), "")
+    return next((band for band in SCORE_BAND_SEVERITY if hscore < float(band)), "")
 
 
 def alerts_for(
@@ -157,7 +157,7 @@ def _shown(value: float | str) -> str:
 def _degraded(score: HealthScore, pool: str, wishes: list[DesiredState], console_url: str) -> Alert:
     costly = sorted(score.factors, key=lambda f: -f.loss)[:2]
     factors = ", ".join(f"{f.name} {f.value:.3g} {f.unit}" for f in costly)
-    severity = Severity.PAGE if score.hscore is not None and score.hscore < SCORE_BANDS[0] else Severity.TICKET
+    severity = Severity(SCORE_BAND_SEVERITY[score_band(score.hscore)])
     return {
         "labels": _labels(DEGRADED_ALERT, severity, score.backend, pool, score, wishes),
         "annotations": {

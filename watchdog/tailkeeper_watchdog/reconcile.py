@@ -14,7 +14,7 @@ from math import inf
 
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.decision_log import DecisionLog
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.model import Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
 from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, as_found, same, written
 
@@ -92,6 +92,9 @@ class Reconciler:
                 states = await actuator.read(tuple(t.server for t in targets), deadline_s)
             except ActuatorError as error:
                 errors[gateway] = str(error)
+                return
+            except Exception as error:  # the gateway boundary: an actuator's own mistake costs its gateway and no other
+                errors[gateway] = f"{gateway}: {type(error).__name__}: {error}"
                 return
             servers.update({t: states[t.server] for t in targets if t.server in states})
 
@@ -185,7 +188,12 @@ class _Run:
                 if begun and clock() >= begin_until:
                     continue
                 begun = True
-            await self._one(change)
+            try:
+                await self._one(change)
+            except LedgerError:
+                raise  # what cannot be written down is not done, here or at any other gateway
+            except Exception as error:  # the gateway boundary; the intent stays, for the effect is unknown
+                self._decide(change, Outcome.FAILED, f"{change.reason}; {type(error).__name__}: {error}")
 
     async def _one(self, change: Change) -> None:
         now = self._wall()

@@ -220,5 +220,4 @@ class Configuration:
     hscore: HscoreSettings
     policies: PoliciesSettings
     guards: GuardsSettings
-    read_interval_s: float
     stale_after_s: float

@@ -21,11 +21,11 @@ from tailkeeper_alerts.model import (
 )
 from tailkeeper_alerts.promql import by, eq, regex, series
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, STATE, VRAM_PRESSURE, Label
-from tailkeeper_watchdog.metrics import FACTOR, HSCORE, HSCORE_FACTOR
+from tailkeeper_watchdog.metrics import FACTOR, HSCORE, HSCORE_FACTOR, SCORE_BAND_SEVERITY
 
 DOMINANT = "tailkeeper:dominant_factor:loss"
 DOMINANT_FACTOR = Label("dominant_factor", 8, "the factor that costs most, or the state where it vetoes the score")
-SCORE_BANDS: Mapping[str, Severity] = {"0.6": Severity.TICKET, "0.4": Severity.PAGE, "0.2": Severity.PAGE}
+SCORE_BANDS: Mapping[str, Severity] = {band: Severity(level) for band, level in reversed(SCORE_BAND_SEVERITY.items())}
 """Upper bounds of the bands, the contract's label values. Each is shouted more often than the one before."""
 
 

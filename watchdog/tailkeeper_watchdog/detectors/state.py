@@ -5,11 +5,10 @@ from __future__ import annotations
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
+from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
 from tailkeeper_watchdog.model import BackendObservation, FindingKind, Severity, Situation
 
 _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
-PRESSURE_LIMIT_RATIO = 0.92
-"""Memory pressure above which a backend counts as unhealthy (product description 3.4)."""
 
 
 def detect(situation: Situation, memory: None) -> tuple[None, tuple[Symptom, ...]]:
@@ -54,14 +53,14 @@ def _dead(seen: BackendObservation) -> list[Symptom]:
 
 def _pressure(seen: BackendObservation) -> list[Symptom]:
     pressure = seen.value(catalog.VRAM_PRESSURE.name)
-    if pressure is None or pressure <= PRESSURE_LIMIT_RATIO:
+    if pressure is None or pressure <= MEMORY_PRESSURE_LIMIT_RATIO:
         return []
     evidence = {
         "pressure_ratio": pressure,
-        "limit_ratio": PRESSURE_LIMIT_RATIO,
+        "limit_ratio": MEMORY_PRESSURE_LIMIT_RATIO,
         "kv_usage_ratio": seen.value(catalog.KV_USAGE.name),
     }
-    summary = f"{seen.backend}: memory pressure {pressure:.0%}, limit {PRESSURE_LIMIT_RATIO:.0%}"
+    summary = f"{seen.backend}: memory pressure {pressure:.0%}, limit {MEMORY_PRESSURE_LIMIT_RATIO:.0%}"
     return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET, summary, evidence)]
 
 

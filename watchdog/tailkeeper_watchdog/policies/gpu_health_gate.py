@@ -24,6 +24,7 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
 from tailkeeper_watchdog.model import (
     DRAIN,
     EMPTY,
@@ -42,7 +43,7 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class GpuHealthGateParams(Settings):
-    memory_pressure_limit_ratio: Ratio = 0.92
+    memory_pressure_limit_ratio: Ratio = MEMORY_PRESSURE_LIMIT_RATIO
     preemptions_limit_per_s: Annotated[float, Field(ge=0)] = 0.5
     """More than one preemption in two seconds is a backend that throws work away."""
     step_time_limit_s: Seconds = 0.080
