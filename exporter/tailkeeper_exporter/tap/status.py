@@ -1,0 +1,41 @@
+"""How a tap stands at one moment, and who can be asked for it: what the rest of the exporter knows of the tap's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailkeeper_exporter.tap.knobs import Knobs
+
+
+@dataclass(frozen=True, slots=True)
+class TapStatus:
+    """One backend's tap. Times are monotonic seconds of this machine, which its processes share."""
+
+    at_s: float
+    """When this was so: an old one says that the tap's process no longer reports."""
+    running: int
+    """Requests at the backend whose first content token has come."""
+    waiting: int
+    """Requests at the backend whose first content token has not."""
+    queued: int
+    """Requests held in the tap by its concurrency limit."""
+    progress_s: float | None
+    """When the backend last sent a content token or finished an answer well."""
+    answered_s: float | None
+    """When the backend last sent any byte of an answer."""
+    knobs: Knobs
+
+
+class Taps(Protocol):
+    """All taps of this exporter, by backend."""
+
+    @property
+    def statuses(self) -> Mapping[str, TapStatus]:
+        """The last status that each tap reported; a backend without a tap is not there."""
+        ...
+
+    async def apply(self, backend: str, knobs: Knobs, deadline_s: float) -> None:
+        """Turn the knobs; returns when the tap has confirmed them. Raises KeyError (no tap), TimeoutError, OSError."""
+        ...
