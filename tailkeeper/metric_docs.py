@@ -66,12 +66,17 @@ def _mark(engine: Engine, metric: Metric) -> str:
     return f"✓ {', '.join(outcomes)}".strip() if rows else "–"
 
 
+def _of_model(engine: Engine) -> str:
+    return f", `{engine.model_health_path}` of a configured model" if engine.model_health_path else ""
+
+
 def _engine(engine: Engine) -> Iterator[str]:
     yield ""
     yield f"## Where they come from: {engine.name}"
     yield ""
     port = f":{engine.metrics_port}" if engine.metrics_port else ""
-    yield f"Page {f'`{port}{engine.metrics_path}`' if engine.metrics_path else 'none'}, health `{engine.health_path}`."
+    page = f"`{port}{engine.metrics_path}`" if engine.metrics_path else "none"
+    yield f"Page {page}, health `{engine.health_path}`{_of_model(engine)}."
     if not engine.sources:
         return
     yield "`:` and `_` are the same; the first name that the page offers is used."

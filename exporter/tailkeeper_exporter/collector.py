@@ -209,10 +209,12 @@ class BackendCollector:
         """Always while there is doubt; else now and then, because its word is weak and asking costs the engine."""
         if self._memory.page.answer is not Answer.OK or self._memory.state not in _WELL or self._memory.failed_probes > 0:
             return True
-        return self._health is None or self._clock() - self._health.sent_s >= self._backend.probe.interval_s
+        if self._health is None or self._health.seen.answer is not Answer.OK:
+            return True
+        return self._clock() - self._health.sent_s >= self._backend.probe.interval_s
 
     async def _ask_health(self) -> None:
-        url = self._backend.url + self._engine.health_path
+        url = self._backend.url + self._engine.health_path_of(self._backend.model)
         limit_s, not_ready = self._backend.probe.health_timeout_s, self._engine.not_ready_status
         read = await read_health(self._client, url, self._headers, limit_s, self._clock, not_ready)
         self._health = read

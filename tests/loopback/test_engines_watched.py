@@ -140,7 +140,7 @@ async def test_triton_without_a_ready_model_is_starting_and_is_serving_without_a
     page = (SCRAPES / "triton-2.51.0.prom").read_text()
     answers = {"/v2/health/ready": reply(400), "/metrics": reply(200, page)}
     async with serving(routes(answers)) as server:
-        triton = backend(server.url, engine="triton", metrics_url=server.url + "/metrics")
+        triton = backend(server.url, engine="triton", model=None, metrics_url=server.url + "/metrics")
         async with watching(triton) as exporter:
             await state(exporter, State.STARTING)
             answers["/v2/health/ready"] = reply(200)
@@ -149,3 +149,18 @@ async def test_triton_without_a_ready_model_is_starting_and_is_serving_without_a
             document = backend_health(view(exporter), exporter.now())
             assert "semantic_probe" not in document["checks"]  # type: ignore[operator]
             assert document["status"] == "pass"
+
+
+async def test_triton_whose_configured_model_was_unloaded_is_starting_although_the_server_says_ready() -> None:
+    page = (SCRAPES / "triton-2.51.0.prom").read_text()
+    of_model = "/v2/models/a%2Fb/ready"
+    answers = {"/v2/health/ready": reply(200), of_model: reply(200), "/metrics": reply(200, page)}
+    async with serving(routes(answers)) as server:
+        triton = backend(server.url, engine="triton", model="a/b", metrics_url=server.url + "/metrics")
+        async with watching(triton) as exporter:
+            await state(exporter, State.SERVING)
+            answers[of_model] = reply(400)
+            await state(exporter, State.STARTING)
+            answers[of_model] = reply(200)
+            await state(exporter, State.SERVING)
+            assert "/v2/health/ready" not in server.paths()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from urllib.parse import quote
 
 from tailkeeper_exporter.catalog import Metric
 
@@ -78,5 +79,14 @@ class Engine:
     """The page's usual port, where it is not that of the API."""
     not_ready_status: tuple[int, ...] = ()
     """Statuses of the health page that say: no model is ready yet."""
+    model_health_path: str | None = None
+    """Asked instead where the model is configured: a server of several models can be well without this one. ``{model}`` is
+    its name."""
     cannot_tell: str = ""
     """What no page of this engine says, in a sentence for the documentation."""
+
+    def health_path_of(self, model: str | None) -> str:
+        """Where this engine says whether it can serve ``model``; None is a model that is not configured."""
+        if model is None or self.model_health_path is None:
+            return self.health_path
+        return self.model_health_path.format(model=quote(model, safe=""))

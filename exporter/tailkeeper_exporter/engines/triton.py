@@ -2,7 +2,9 @@
 
 The page is on port 8002. Durations are cumulative counters, from which no quantile can be had; summaries are averages over an
 unknown window and are never used (field report A8). Only the first response has an optional histogram. A failed execution
-inside a backend is counted as a success (seen). ``/v2/health/ready`` is 400 while no model is ready. Triton speaks no
+inside a backend is counted as a success (seen). ``/v2/health/ready`` is 400 while no model was ever ready, and 200 again
+while one that was loaded is not: a configured model is asked for by its own page (400 for one that is not there, also where
+its name is mistyped, seen). Triton speaks no
 completions API on this port, so it is not probed, and without a probe no standstill is called hung.
 """
 
@@ -33,6 +35,7 @@ TRITON = Engine(
     probe=None,
     metrics_port=8002,
     not_ready_status=(400,),
+    model_health_path="/v2/models/{model}/ready",
     sources=(
         Source(catalog.TTFT, ("nv_inference_first_response_histogram_ms",), scale=0.001, expected=False),
         Source(catalog.REQUESTS, ("nv_inference_request_success",), fixed=(("outcome", "ok"),)),
