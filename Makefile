@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate fuzz compose-check bench clean
+.PHONY: help demo test unit check generate fuzz soak compose-check bench clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ generate: $(READY) ## Write dashboards, rules, Alertmanager configuration and me
 
 fuzz: $(READY) ## A minute of mutated metrics pages: no crash, no hang, no growth.
 	@$(BIN)/python -m tests.fuzz.fuzz_pages --seconds 60 $(ARGS)
+
+soak: $(READY) ## Ten thousand scrapes of an exporter over ten backends: small and flat? Nine minutes.
+	@$(BIN)/python tools/soak_exporter.py $(ARGS)
 
 compose-check: ## Bring up docker-compose.yml, break a backend, see the alert and the weight, take it down.
 	@bash tools/compose-check.sh

@@ -94,7 +94,8 @@ class _Engines:
 
 
 @contextmanager
-def _engines(page: str) -> Iterator[_Engines]:
+def moving_engines(page: str) -> Iterator[_Engines]:
+    """Engines whose page has moved on at each read; their ``port`` is on the loopback address."""
     engines, ready, stop = _Engines(page), threading.Event(), threading.Event()
     thread = threading.Thread(target=engines.run, args=(ready, stop), name="tailkeeper-bench-engines", daemon=True)
     thread.start()
@@ -117,7 +118,7 @@ def bench_exporter(backends: int, seconds: float, page: bytes | None = None) -> 
     if seconds <= 0:
         raise ValueError(f"seconds: {seconds} is not above 0")
     text = page.decode() if page is not None else synthetic_page()
-    with _engines(text) as engines:
+    with moving_engines(text) as engines:
         return asyncio.run(_measure(backends, seconds, engines))
 
 
