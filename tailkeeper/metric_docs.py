@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tailkeeper_exporter.catalog import CATALOG, Metric
 from tailkeeper_exporter.engines import ENGINES, Engine, Given
+from tailkeeper_exporter.gpu.xid import XIDS
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 
 PATH = "docs/metrics.md"
@@ -25,6 +26,7 @@ def _lines() -> Iterator[str]:
     yield "A label's bound is the most values it takes for one backend; further ones become `other`."
     yield from _table("Exporter", CATALOG)
     yield from _table("Watchdog", WATCHDOG_CATALOG)
+    yield from _xids()
     yield from _support()
     for engine in ENGINES:
         yield from _engine(engine)
@@ -39,6 +41,21 @@ def _table(title: str, metrics: tuple[Metric, ...]) -> Iterator[str]:
     for m in metrics:
         labels = ", ".join(f"`{label.name}` ≤ {label.bound}" for label in m.labels) or "none"
         yield f"| `{m.name}` | {m.kind} | {m.unit} | {labels} | {m.merge} | {m.help} |"
+
+
+def _xids() -> Iterator[str]:
+    """What ``llm_gpu_xid_events_total`` counts, by whose fault it is."""
+    yield ""
+    yield "## XID numbers"
+    yield ""
+    yield "`llm_gpu_xid_events_total` counts each event since the exporter first saw the GPU. `application`: the program's"
+    yield "mistake, or clean-up after it; the GPU is well. `watch`: dealt with by the GPU; reset it when you can, and look when it"
+    yield "repeats. `gpu`: take it out of service. Any other number: NVIDIA's Xid catalogue. Not every driver reports every XID."
+    yield ""
+    yield "| xid | severity | what happened |"
+    yield "|---|---|---|"
+    for number, row in XIDS.items():
+        yield f"| {number} | {row.severity} | {row.meaning} |"
 
 
 def _support() -> Iterator[str]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,7 +18,8 @@ from starlette.applications import Starlette
 
 from tailkeeper_exporter.clients import Clients
 from tailkeeper_exporter.collector import BackendCollector
-from tailkeeper_exporter.gpu import GpuSampler, GpuSnapshot, open_source
+from tailkeeper_exporter.gpu import DeviceId, GpuSampler, GpuSnapshot, XidEvent, open_source
+from tailkeeper_exporter.gpu.xid import XidSeverity, xid_named
 from tailkeeper_exporter.node import NodeCpu
 from tailkeeper_exporter.requests_ring import RequestRing
 from tailkeeper_exporter.server import make_app
@@ -107,9 +109,9 @@ def build(
         raise ValueError(f"backends: names must differ, and {sorted(n for n in names if names.count(n) > 1)[0]!r} is there twice")
     make = (clients or Clients()).make
     opened = [make(backend) for backend in backends]
-    sampler = GpuSampler(open_source(settings.gpu), settings.gpu.interval_s, clock)
-    cpu, large_pages = NodeCpu(), asyncio.Semaphore(1)
     logger = structlog.get_logger("tailkeeper.exporter") if log is None else log
+    sampler = GpuSampler(open_source(settings.gpu), settings.gpu.interval_s, clock, on_xid=partial(_log_xid, logger))
+    cpu, large_pages = NodeCpu(), asyncio.Semaphore(1)
     collectors = tuple(
         BackendCollector(backend, settings, client, sampler, cpu, clock, logger, large_pages)
         for backend, client in zip(backends, opened, strict=True)
@@ -120,6 +122,13 @@ def build(
             await client.aclose()
 
     return Exporter(collectors, sampler, RequestRing(), clock, close)
+
+
+def _log_xid(log: Any, device: DeviceId, event: XidEvent) -> None:
+    """A program's own mistake is told, and is no warning: the GPU is well."""
+    row = xid_named(event.xid)
+    tell = log.info if row.severity is XidSeverity.APPLICATION else log.warning
+    tell("xid", gpu=device.uuid, xid=event.xid, severity=row.severity.value, meaning=row.meaning)
 
 
 def server_config(app: Starlette) -> uvicorn.Config:

@@ -12,6 +12,7 @@ import pytest
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.gpu import DeviceId, GpuError, GpuReason, GpuSample, GpuSampler, GpuSnapshot, XidEvent
 from tailkeeper_exporter.gpu.sampler import OTHER_XID, DeviceState, XidLedger
+from tailkeeper_exporter.gpu.xid import xid_named
 from tailkeeper_exporter.readings import present
 
 A, B = DeviceId(0, "GPU-aaaa", "H200"), DeviceId(1, "GPU-bbbb", "H200")
@@ -289,6 +290,37 @@ def test_two_equal_events_at_one_time_are_two() -> None:
     for events in [(event,), (event, event), (event, event)]:
         ledger.take(events)
     assert ledger.totals == {31: 2}
+
+
+async def test_a_new_xid_is_told_once_with_its_device() -> None:
+    source, told = FakeSource(A), list[tuple[str, int]]()
+    sampler = GpuSampler(source, 1.0, on_xid=lambda device, event: told.append((device.uuid, event.xid)))
+    await listed(sampler)
+    for number, xids in enumerate([(XidEvent(79, 1.0),), (XidEvent(79, 1.0), XidEvent(31, 2.0))]):
+        source.xids = xids
+        sampler.poll()
+        await until(sampler, lambda snapshot, sampled=number + 1: sum(state(sampler, A).xid_totals.values()) == sampled)  # type: ignore[misc]
+    sampler.close()
+    assert told == [(A.uuid, 79), (A.uuid, 31)]
+
+
+@pytest.mark.parametrize(
+    ("number", "severity"),
+    [
+        (13, "application"),
+        (31, "application"),
+        (43, "application"),
+        (45, "application"),
+        (94, "watch"),
+        (63, "watch"),
+        (48, "gpu"),
+        (79, "gpu"),
+        (95, "gpu"),
+        (12_345, "unknown"),
+    ],
+)
+def test_an_xid_counts_against_the_gpu_only_where_the_gpu_is_at_fault(number: int, severity: str) -> None:
+    assert xid_named(number).severity == severity
 
 
 def test_xid_numbers_and_events_are_bounded() -> None:

@@ -149,18 +149,21 @@ class XidLedger:
     def totals(self) -> Mapping[int, int]:
         return MappingProxyType(dict(self._totals))
 
-    def take(self, events: tuple[XidEvent, ...]) -> None:
-        """Add what is new among ``events``. Two equal events at one time count twice."""
+    def take(self, events: tuple[XidEvent, ...]) -> tuple[XidEvent, ...]:
+        """Add what is new among ``events``, and say what that was. Two equal events at one time count twice."""
         now_known = Counter(events[-MAX_KNOWN_EVENTS:])
+        added: list[XidEvent] = []
         for event, count in now_known.items():
             new = count - self._seen[event]
             if new > 0:
                 self._totals[self._number(event.xid)] += new
                 self._seen[event] = count
+                added.append(event)
                 if self.last is None or event.at_unix_s >= self.last.at_unix_s:
                     self.last = event
         if len(self._seen) > 2 * MAX_KNOWN_EVENTS:
             self._seen = now_known
+        return tuple(added)
 
     def _number(self, xid: int) -> int:
         return xid if xid in self._totals or len(self._totals) < catalog.XID.bound - 1 else OTHER_XID
@@ -174,7 +177,9 @@ class GpuSampler:
         source: GpuSource | None,
         interval_s: float,
         monotonic: Callable[[], float] = time.monotonic,
+        on_xid: Callable[[DeviceId, XidEvent], None] = lambda device, event: None,
     ) -> None:
+        self._on_xid = on_xid
         self._source = source
         self._interval_s = interval_s
         self._monotonic = monotonic
@@ -280,7 +285,8 @@ class GpuSampler:
             reason, detail = (error.reason, error.detail) if error else (GpuReason.FAILED, "no sample")
             state = replace(state, failures=state.failures + 1, reason=reason, detail=detail, pending_since_s=None)
         else:
-            ledger.take(sample.xid_events.value or ())
+            for event in ledger.take(sample.xid_events.value or ()):
+                self._on_xid(state.device, event)
             state = DeviceState(
                 state.device, sample, self._monotonic(), listed=state.listed, xid_totals=ledger.totals, last_xid=ledger.last
             )
