@@ -138,6 +138,22 @@ async def test_what_others_took_out_counts_against_the_cap(db: Path) -> None:
     assert world.gateway.writes == []
 
 
+async def test_what_a_foreign_hand_let_back_in_is_taken_out_again_only_within_the_cap(db: Path) -> None:
+    world = World(db, tuple("abcdefg"))
+    world.sick["c"].state = State.DOWN
+    await world.run(0.5)
+    assert world.admission("c") == DRAIN
+    world.gateway.values["c"][Knob.ADMISSION] = SERVE
+    world.gateway.values["f"][Knob.ADMISSION] = DRAIN
+    world.gateway.values["g"][Knob.WEIGHT] = 0.2
+    await world.run(0.5)
+    assert world.admission("c") == SERVE, "two of seven are out already, by other hands"
+    assert "refused" in world.verdicts("c")
+    world.gateway.values["f"][Knob.ADMISSION] = SERVE
+    await world.run(0.5)
+    assert world.admission("c") == DRAIN
+
+
 async def test_more_than_half_bad_stops_every_harmful_act_and_pages_a_common_cause(db: Path) -> None:
     world = World(db)
     for name in "abc":

@@ -60,9 +60,12 @@ class _Tally:
     """Sets of backend names, looked up once and filled up while judging."""
 
     drained_in: set[tuple[Pool, str]]
+    """Out of service there as far as anybody can see: to say so once more takes nobody out."""
     acted_on_in: set[tuple[Pool, str]]
+    """Likewise below half of their weight."""
     acted_on: set[str]
-    """Acted on in some pool: whoever is out anywhere is nobody to rely on elsewhere."""
+    """Acted on in some pool: whoever is out anywhere is nobody to rely on elsewhere. A lease counts also where the gateway
+    shows nothing of it: its write may still arrive."""
     bad: frozenset[str]
     """Looks bad, cannot be seen, or is wanted out."""
     serving: frozenset[str]
@@ -100,7 +103,7 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
             serving.add(backend.name)
     pools = {pool: tuple(found) for pool, found in members.items()}
     acted_on_in = _acted_on(context)
-    acted_on = {name for _, name in acted_on_in}
+    acted_on = {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if acted_on_by(lease)}
     return _Tally(_drained(context), acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of, _silent(context))
 
 
@@ -151,13 +154,23 @@ def _gets_little(server: ServerState) -> bool:
 
 
 def _acted_on(context: GuardContext) -> set[tuple[Pool, str]]:
-    ours = {(_pool(lease.target), lease.backend) for lease in context.leases if acted_on_by(lease)}
-    return ours | _by_gateway(context, _gets_little)
+    return _by_lease(context, acted_on_by) | _by_gateway(context, _gets_little)
 
 
 def _drained(context: GuardContext) -> set[tuple[Pool, str]]:
-    ours = {(_pool(lease.target), lease.backend) for lease in context.leases if is_drain(lease.knob, lease.written)}
-    return ours | _by_gateway(context, _gets_nothing)
+    return _by_lease(context, lambda lease: is_drain(lease.knob, lease.written)) | _by_gateway(context, _gets_nothing)
+
+
+def _by_lease(context: GuardContext, out: Callable[[Lease], bool]) -> set[tuple[Pool, str]]:
+    """Pools and backends that a lease of ours takes out, where the gateway does not tell of that knob.
+
+    Where it tells, its word is taken instead: what a foreign hand let back in would be taken out anew, and must be allowed to.
+    """
+    return {
+        (_pool(lease.target), lease.backend)
+        for lease in context.leases
+        if out(lease) and not (lease.target in context.servers and lease.knob in context.servers[lease.target].values)
+    }
 
 
 def _by_gateway(context: GuardContext, out: Callable[[ServerState], bool]) -> set[tuple[Pool, str]]:
