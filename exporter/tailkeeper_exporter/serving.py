@@ -17,16 +17,17 @@ MAX_CONNECTIONS = 512
 def bind(address: str, key: str) -> socket.socket:
     """A listening socket at HOST:PORT. Raises OSError that names ``key``, the setting the address came from.
 
-    Made by ``create_server``, so that the protocol is TCP by name: with protocol 0 asyncio leaves Nagle's algorithm on,
-    and every answer of two writes waits 40 ms for an acknowledgement.
+    Its protocol is TCP by name, and so is that of what it accepts: with protocol 0, which ``create_server`` leaves, asyncio
+    keeps Nagle's algorithm on, and every answer of two writes waits 40 ms for an acknowledgement.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, int(port)), family=family, backlog=MAX_CONNECTIONS)
+        listening = socket.create_server((host, int(port)), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         raise OSError(error.errno, f"{key}: {address}: {error.strerror}") from error
+    return socket.socket(fileno=listening.detach())  # asks the kernel for the protocol
 
 
 class Server(uvicorn.Server):
