@@ -190,6 +190,8 @@ class ExporterSettings(Settings):
     scrape_interval_s: Annotated[float, Field(ge=0.1, le=3_600)] = 1
     scrape_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2
     """A total deadline, not one per read: a page that drips one byte a second ends here."""
+    token_file: Path | None = None
+    """Of calls that change something, which are those to a tap. Without it they are taken on loopback only; pages are for all."""
     gpu: GpuSettings = GpuSettings()
     otlp: OtlpSettings = OtlpSettings()
 

@@ -173,7 +173,8 @@ def test_a_drain_refuses_new_ones_and_those_that_wait_but_cuts_nobody() -> None:
     admission = limited(2, ticket(1), ticket(2))
 
     assert admission.change(Knobs(DRAIN, 2), 3.0) == ()
-    assert admission.next_expiry_s == 3.0
+    due_s = admission.next_expiry_s
+    assert due_s == 3.0
     assert admission.ask(ticket(3, HIGH), 3.0) == DRAINED
     assert admission.expire(3.0) == ((1, DRAINED), (2, DRAINED))
     assert (admission.admitted, admission.queued, admission.next_expiry_s) == (2, 0, None)

@@ -44,11 +44,14 @@ def test_what_samples_nothing_needs_no_temperature(path: str) -> None:
     assert key_of({"model": "e", "input": "x"}, path=path) is not None
 
 
+NOT_ZERO: list[object] = [0.1, 1, None, False, "0", [], -1]
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {"model": "llama", "prompt": "no temperature is not zero"},
-        *[{**CHAT, "temperature": t} for t in (0.1, 1, None, False, "0", [], -1)],
+        *[{**CHAT, "temperature": t} for t in NOT_ZERO],
         *[{**CHAT, "stream": s} for s in (True, 1, "false", 0.5)],
         *[{**CHAT, "n": n} for n in (2, 0, "1", True)],
         {**CHAT, "best_of": 4},

@@ -10,7 +10,7 @@ import pytest
 
 from tailkeeper.config import Config, parse
 from tailkeeper.together import run_together
-from tailkeeper_watchdog.app import read_token
+from tailkeeper_exporter.change_rights import read_token
 
 
 def never(config: Config) -> Any:
@@ -34,4 +34,4 @@ def test_a_token_file_without_a_token_is_refused_by_its_setting_and_its_path(tmp
     file = tmp_path / "token"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=rf"watchdog\.token_file: .*token {why}"):
-        read_token(file)
+        read_token(file, "watchdog.token_file")

@@ -8,12 +8,12 @@ import gc
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 
 import requests
 import uvicorn
 from prometheus_api_client import PrometheusConnect
 
+from tailkeeper_exporter.change_rights import read_token
 from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
 from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.api.app import build_api
@@ -42,8 +42,9 @@ def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
     """A configured backend as the core knows it. ``kinds`` maps gateway names to their kind."""
     targets = []
     for ref in settings.gateway:
-        before_slash = ref.server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
-        targets.append(Target(ref.name, ref.server, ref.pool or before_slash))
+        server = ref.server or settings.name  # left out for a tap, whose name is the backend's own
+        before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
+        targets.append(Target(ref.name, server, ref.pool or before_slash))
     return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels))
 
 
@@ -76,19 +77,6 @@ def few_collections() -> None:
     gc.set_threshold(200_000, 20, 100)
 
 
-def read_token(file: Path | None) -> str | None:
-    """The token of changing calls, or None where none is configured. Raises ValueError for a file without one."""
-    if file is None:
-        return None
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise ValueError(f"watchdog.token_file: {file} is not text; write a token into it, or take the setting out") from None
-    if not token:
-        raise ValueError(f"watchdog.token_file: {file} is empty; write a token into it, or take the setting out")
-    return token
-
-
 class Watchdog:
     """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly."""
 
@@ -117,7 +105,7 @@ class Watchdog:
         )
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
-        token = read_token(config.watchdog.token_file)
+        token = read_token(config.watchdog.token_file, "watchdog.token_file")
         api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, config.watchdog.tick_s)
         self.asgi = Gate(api, token)
 

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from tailkeeper_exporter import strict_json
+
 TTL_S = 60.0
 """As long as other shared caches of answers keep them; a model that was replaced under its name is seen within it."""
 ENTRY_OVERHEAD_BYTES = 512
@@ -130,23 +132,12 @@ def _canonical(body: bytes, *, sampled: bool) -> str | None:
     """The body in one way of writing it; None where it is not repeatable, or where two readers could understand it differently
     (a key twice, a number that is none, no UTF-8)."""
     try:
-        document = json.loads(body.decode(), object_pairs_hook=_once_each, parse_constant=_refuse_constant)
+        document = strict_json.loads(body)
         if not isinstance(document, dict) or not _is_repeatable(document, sampled=sampled):
             return None
         return json.dumps(document, sort_keys=True, allow_nan=False, separators=(",", ":"))
     except (ValueError, RecursionError):
         return None
-
-
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("a key is there twice")
-    return document
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _is_repeatable(document: dict[str, object], *, sampled: bool) -> bool:

@@ -6,7 +6,6 @@ stands before one backend and has nobody to send traffic to instead.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -76,7 +75,7 @@ def _one_of(document: dict[object, object], name: str, allowed: tuple[str, ...])
 
 def _whole(document: dict[object, object], name: str, most: int) -> int:
     value = document.get(name, 0)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value != int(value) or not 0 <= value <= most:  # type: ignore[call-overload, operator]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
+    if not number or value != int(value):  # type: ignore[call-overload]
         raise KnobError(f"{name}: {str(value)[:64]!r}; allowed: a whole number from 0 to {most}")
     return int(value)  # type: ignore[call-overload,no-any-return]

@@ -1,4 +1,4 @@
-"""Who may change something: a bearer token where one is configured, and never another web site's page.
+"""The door of the watchdog's interface: who may change something, how large a body may be, and headers for every answer.
 
 Pure ASGI, in front of the application: it looks at headers only, so a refused call costs nothing. HEAD is answered
 as GET without its body.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from hmac import compare_digest
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailkeeper_exporter import change_rights
+from tailkeeper_exporter.change_rights import Refused
 
 MAX_BODY_BYTES = 1024 * 1024
 """Alertmanager's webhook of 500 alerts is about half of this."""
@@ -28,8 +28,6 @@ _HEADERS = [
         b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 ]
-
-Refusal = tuple[int, str]
 
 
 class Gate:
@@ -57,52 +55,14 @@ class Gate:
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, answer)
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> Refused | None:
         if scope["method"] in _READING:
             return None
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        return self._foreign(headers) or self._unauthorized(headers.get(b"authorization", b"")) or _unbounded(headers)
-
-    def _foreign(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """A browser names the page that calls. Without a token a page under a foreign name is refused too: a name that
-        its owner points at this machine (DNS rebinding) makes page and host agree."""
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        host = headers.get(b"host", b"").decode("latin-1")
-        if not origin:
-            return None
-        if _netloc(origin) != host.lower():
-            return 403, "a page of another site may not change anything here"
-        if self._token is None and not _is_this_machine(host):
-            return 403, f"without a token_file only pages under localhost may change something, not {host[:100]}"
-        return None
-
-    def _unauthorized(self, authorization: bytes) -> Refusal | None:
-        if self._token is None:
-            return None
-        scheme, _, given = authorization.partition(b" ")
-        if scheme.lower() == b"bearer" and compare_digest(given.strip(), self._token):
-            return None
-        return 401, "send Authorization: Bearer TOKEN, the content of the configured token_file"
+        return change_rights.refused(headers, self._token) or _unbounded(headers)
 
 
-def _netloc(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
-
-
-def _is_this_machine(host: str) -> bool:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _unbounded(headers: Mapping[bytes, bytes]) -> Refusal | None:
+def _unbounded(headers: Mapping[bytes, bytes]) -> Refused | None:
     if b"transfer-encoding" in headers:
         return 411, f"send a Content-Length of at most {MAX_BODY_BYTES} bytes; chunked bodies are not taken"
     length = headers.get(b"content-length", b"0")
@@ -125,7 +85,7 @@ def _answering(send: Send, *, without_body: bool) -> Send:
     return answer
 
 
-async def _refuse(refusal: Refusal, answer: Send) -> None:
+async def _refuse(refusal: Refused, answer: Send) -> None:
     status, detail = refusal
     body = json.dumps({"detail": detail}).encode()
     headers = [
@@ -134,6 +94,6 @@ async def _refuse(refusal: Refusal, answer: Send) -> None:
         (b"cache-control", b"no-store"),
     ]
     if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+        headers.append((b"www-authenticate", change_rights.CHALLENGE.encode()))
     await answer({"type": "http.response.start", "status": status, "headers": headers})
     await answer({"type": "http.response.body", "body": body})
