@@ -16,11 +16,14 @@ from tailkeeper_exporter.settings import Auth, ExporterSettings, Settings
 from tailkeeper_watchdog.settings import (
     STALE_INTERVALS,
     Configuration,
+    ExporterSource,
     Gateway,
+    GatewayRef,
     GuardsSettings,
     HscoreSettings,
     PoliciesSettings,
     SloSettings,
+    TapGateway,
     WatchdogSettings,
     WatchedBackend,
 )
@@ -54,7 +57,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        problems = [*_duplicates(self), *_unknown_gateways(self), *_servers_without_pool(self), *_stale_limit(self)]
+        problems = [*_duplicates(self), *_unknown_gateways(self), *_servers(self), *_stale_limit(self)]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -63,7 +66,7 @@ class Config(Settings):
         interval = self.exporter.scrape_interval_s
         return Configuration(
             backends=self.backends,
-            gateways=self.gateways,
+            gateways=tuple(_located(gateway, self) for gateway in self.gateways),
             watchdog=self.watchdog,
             slo=self.slo,
             hscore=self.hscore,
@@ -88,13 +91,43 @@ def _unknown_gateways(config: Config) -> Iterator[str]:
                 yield f"backends.{index}.gateway.name: {ref.name!r} is no gateway of this file; known: {allowed}"
 
 
-def _servers_without_pool(config: Config) -> Iterator[str]:
-    haproxy = {g.name for g in config.gateways if g.kind == "haproxy"}
+def _servers(config: Config) -> Iterator[str]:
+    kinds = {g.name: g.kind for g in config.gateways}
     for index, backend in enumerate(config.backends):
         for ref in backend.gateway:
-            pool, slash, server = ref.server.partition("/")
-            if ref.name in haproxy and not (pool and slash and server):
+            if kinds.get(ref.name) == "tap":
+                yield from _tap_problems(f"backends.{index}.gateway", backend, ref)
+            elif ref.server is None:
+                yield f"backends.{index}.gateway.server: must be there; only a tap knows by itself which server is meant"
+            elif kinds.get(ref.name) == "haproxy" and not all(ref.server.partition("/")):
                 yield f"backends.{index}.gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
+
+
+def _tap_problems(path: str, backend: WatchedBackend, ref: GatewayRef) -> Iterator[str]:
+    if backend.tap is None:
+        yield (
+            f"{path}.name: {ref.name!r} turns the backend's own tap, and {backend.name!r} has none; "
+            'give the backend one, for example tap: {listen: "127.0.0.1:9500"}, or name another gateway'
+        )
+    if ref.server not in (None, backend.name):
+        yield f"{path}.server: {ref.server!r} must be the backend's own name, {backend.name!r}, for a tap; or leave it out"
+
+
+def _located(gateway: Gateway, config: Config) -> Gateway:
+    """A tap gateway with the addresses of its exporters: those that the watchdog reads, else that of this file."""
+    if not isinstance(gateway, TapGateway) or gateway.urls:
+        return gateway
+    source = config.watchdog.source
+    urls = source.urls if isinstance(source, ExporterSource) else (_own_url(config.exporter.listen),)
+    auth = Auth(bearer_file=config.exporter.token_file) if gateway.auth == Auth() else gateway.auth
+    return gateway.model_copy(update={"urls": urls, "auth": auth})
+
+
+def _own_url(listen: str) -> str:
+    """Where a server that listens at HOST:PORT is reached from the same machine."""
+    host, _, port = listen.rpartition(":")
+    here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    return f"http://{here}:{port}"
 
 
 def _stale_limit(config: Config) -> Iterator[str]:
@@ -117,9 +150,6 @@ def _not_yet(config: Config) -> Iterator[str]:
         yield "discovery: finding backends is not in this version; list them under backends"
     if config.slo.tiers:
         yield "slo.tiers: tiers are not in this version; leave the list empty"
-    for index, backend in enumerate(config.backends):
-        if backend.tap:
-            yield f"backends.{index}.tap: the tap {NOT_YET} (given: listen {backend.tap.listen})"
     for index, gateway in enumerate(config.gateways):
         if gateway.kind == "webhook" and gateway.replicas:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
@@ -198,9 +228,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 def _explain(detail: Any) -> Iterator[str]:
     """One pydantic error as a sentence: path, what is allowed, value."""
-    path = ".".join(
-        str(part) for part in detail["loc"] if part not in ("haproxy", "webhook", "exporter") or part == detail["loc"][0]
-    )
+    path = ".".join(str(part) for number, part in enumerate(detail["loc"]) if not _is_kind(detail["loc"], number))
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         yield f"{path}: unknown key; {_allowed(detail['loc'])}"
@@ -209,6 +237,11 @@ def _explain(detail: Any) -> Iterator[str]:
     else:
         given = "" if detail["type"] == "missing" else f" (given: {_short(detail['input'])})"
         yield f"{path}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _is_kind(location: tuple[Any, ...], number: int) -> bool:
+    """Whether a step of a path is the kind that pydantic puts in between, where an entry can be of several kinds."""
+    return number == 2 and (location[0] == "gateways" or location[:2] == ("watchdog", "source"))
 
 
 def _short(value: Any) -> str:
@@ -262,6 +295,8 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "exporter.gpu.file", config.exporter.gpu.file
     if config.exporter.otlp.headers_file:
         yield "exporter.otlp.headers_file", config.exporter.otlp.headers_file
+    if config.exporter.token_file:
+        yield "exporter.token_file", config.exporter.token_file
     if config.watchdog.token_file:
         yield "watchdog.token_file", config.watchdog.token_file
     yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)
@@ -286,7 +321,8 @@ def _unreadable(file: Path) -> str | None:
 
 def effective(config: Config) -> str:
     """The configuration in force as YAML. Secrets stand in files, of which the path is shown, and perhaps in URLs."""
-    document = _redacted(config.model_dump(mode="json", exclude={"defaults"}))
+    in_force = config.model_copy(update={"gateways": config.for_watchdog().gateways})
+    document = _redacted(in_force.model_dump(mode="json", exclude={"defaults"}))
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 

@@ -48,7 +48,7 @@ async def _release_directly(config: Config) -> tuple[list[str], int]:
     from tailkeeper_watchdog.reconcile import Reconciler
 
     ledger = Ledger(config.watchdog.state)
-    actuators = {g.name: build_actuator(g) for g in config.gateways}
+    actuators = {g.name: build_actuator(g) for g in config.for_watchdog().gateways}
     reconciler = Reconciler(actuators, ledger, DecisionLog(ledger, time.time), config.guards.lease_s, time.time)
     try:
         leases = ledger.leases()

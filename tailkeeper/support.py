@@ -13,7 +13,7 @@ def support_table(config: Config) -> str:
     from tailkeeper_watchdog.policies import POLICIES
     from tailkeeper_watchdog.reconcile import support_of
 
-    actuators = {g.name: build_actuator(g) for g in config.gateways}
+    actuators = {g.name: build_actuator(g) for g in config.for_watchdog().gateways}
     modes = policy_modes(config.policies)
     rows = [("policy", "backend", "here", "because")]
     for policy in POLICIES:

@@ -19,7 +19,7 @@ from tailkeeper_exporter.serving import Server, bind
 from tailkeeper_exporter.tap.admission import Admission, Priority, Refusal, Ticket
 from tailkeeper_exporter.tap.knobs import Knobs
 from tailkeeper_exporter.tap.routes import tap_routes
-from tailkeeper_exporter.tap.status import TapStatus
+from tailkeeper_exporter.tap.status import Taps, TapStatus
 
 
 class TapsInMemory:
@@ -81,7 +81,7 @@ class Counting:
 
 
 @asynccontextmanager
-async def exporter_with(taps: TapsInMemory, token: str | None = None) -> AsyncIterator[tuple[str, Counting]]:
+async def exporter_with(taps: Taps, token: str | None = None) -> AsyncIterator[tuple[str, Counting]]:
     """The exporter's real routes over ``taps`` on a port of its own: its URL, and what came to it."""
     app = Counting(Starlette(routes=tap_routes(taps, token, "127.0.0.1:0")))
     with bind("127.0.0.1:0", "test") as listening:

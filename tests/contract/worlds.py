@@ -6,33 +6,42 @@ The truth is asked by a way of its own, never through the actuator. A new actuat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import Actuator
 from tailkeeper_watchdog.actuators.haproxy import HaproxyActuator
+from tailkeeper_watchdog.actuators.tap import TapActuator
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.real_programs import Haproxy, HaproxyServer, RealPrograms
+from tests.taps_in_memory import Counting, TapsInMemory, exporter_with
+
+WEIGHED: Mapping[Knob, KnobValue] = {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE}
 
 
 class World(Protocol):
-    """One working gateway with the servers ``a`` and ``b`` at weight 1 and serving."""
+    """One working gateway with the servers ``a`` and ``b`` serving, and at weight 1 where it has weights."""
 
     actuator: Actuator
+    normal: Mapping[Knob, KnobValue]
+    """What is read of a server with which nobody has done anything; with a weight where the gateway has weights."""
     a: str
     b: str
     unknown: str
 
     def truth(self, server: str) -> tuple[float, str]:
-        """Weight as a share, and admission, as the gateway itself has them now."""
+        """Weight as a share (1 where there are none), and admission, as the gateway itself has them now."""
         ...
 
     def set_by_hand(self, server: str, weight: float) -> None:
-        """Somebody else changes the weight at the gateway."""
+        """Somebody else changes the weight at the gateway. Not to be called where there are none."""
         ...
 
     def steps(self) -> list[tuple[float, str]]:
@@ -80,6 +89,7 @@ class HaproxyWorld:
     a: str = "llm/a"
     b: str = "llm/b"
     unknown: str = "llm/nobody"
+    normal: Mapping[Knob, KnobValue] = field(default_factory=lambda: WEIGHED)
 
     def truth(self, server: str) -> tuple[float, str]:
         weight, initial = self.haproxy.ask(f"get weight {server}").replace("(initial ", "").replace(")", "").split()
@@ -122,6 +132,7 @@ class WebhookWorld:
     a: str = "a"
     b: str = "b"
     unknown: str = "nobody"
+    normal: Mapping[Knob, KnobValue] = field(default_factory=lambda: WEIGHED)
 
     def truth(self, server: str) -> tuple[float, str]:
         document = self.gateway.documents[server]
@@ -147,7 +158,54 @@ async def webhook_world(_: RealPrograms) -> AsyncIterator[World]:
         yield WebhookWorld(gateway, WebhookActuator("edge", gateway.url, Auth()))
 
 
+@dataclass
+class TapWorld:
+    """The exporter's real routes and the real admission; the data path behind them is not needed here."""
+
+    taps: TapsInMemory
+    counting: Counting
+    url: str
+    actuator: Actuator
+    a: str = "a"
+    b: str = "b"
+    unknown: str = "nobody"
+    normal: Mapping[Knob, KnobValue] = field(
+        default_factory=lambda: {
+            Knob.ADMISSION: SERVE, Knob.CONCURRENCY_LIMIT: 0.0, Knob.CACHE_MODE: "off", Knob.DEGRADE_LEVEL: 0.0,
+        }
+    )  # fmt: skip
+
+    def truth(self, server: str) -> tuple[float, str]:
+        refused = self.taps.ask(server)
+        assert (refused is not True) == (self.taps.knobs[server].admission == DRAIN)
+        return 1.0, self.taps.knobs[server].admission
+
+    def set_by_hand(self, server: str, weight: float) -> None:
+        raise AssertionError("a tap has no weight")
+
+    def steps(self) -> list[tuple[float, str]]:
+        return [(1.0, knobs.admission) for backend, knobs in self.taps.history if backend == "a"]
+
+    def most_at_once(self) -> int:
+        return self.counting.most_at_once
+
+    def without_rights(self) -> Actuator:
+        return TapActuator("edge", (self.url,), Auth())
+
+
+@asynccontextmanager
+async def tap_world(_: RealPrograms) -> AsyncIterator[World]:
+    taps = TapsInMemory("a", "b")
+    with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder) / "token"
+        token.write_text("of the exporter\n")
+        async with exporter_with(taps, "of the exporter") as (url, counting):
+            yield TapWorld(taps, counting, url, TapActuator("edge", (url,), Auth(bearer_file=token)))
+
+
 WORLDS: dict[str, Callable[[RealPrograms], AbstractAsyncContextManager[World]]] = {
     "haproxy": haproxy_world,
     "webhook": webhook_world,
+    "tap": tap_world,
 }
+WITHOUT_WEIGHTS = frozenset({"tap"})

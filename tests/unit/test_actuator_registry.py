@@ -11,11 +11,12 @@ import pytest
 from tailkeeper_watchdog import actuators
 from tailkeeper_watchdog.actuators import ACTUATORS, build_actuator
 from tailkeeper_watchdog.actuators.replicas import ReplicatedActuator
-from tailkeeper_watchdog.settings import Gateway, HaproxyGateway, WebhookGateway
+from tailkeeper_watchdog.settings import Gateway, HaproxyGateway, TapGateway, WebhookGateway
 
-EXAMPLES: dict[str, HaproxyGateway | WebhookGateway] = {
+EXAMPLES: dict[str, HaproxyGateway | WebhookGateway | TapGateway] = {
     "haproxy": HaproxyGateway(name="edge", kind="haproxy", socket="/run/haproxy.sock"),
     "webhook": WebhookGateway(name="edge", kind="webhook", url="http://127.0.0.1:1"),
+    "tap": TapGateway(name="edge", kind="tap", urls=("http://127.0.0.1:1",)),
 }
 
 

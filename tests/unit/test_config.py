@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import ConfigError, effective, load, parse
+from tailkeeper_watchdog.app import backend_of
+from tailkeeper_watchdog.model import Target
+from tailkeeper_watchdog.settings import TapGateway
 
 GOOD: dict[str, Any] = {
     "backends": [{"name": "a", "engine": "vllm", "url": "http://127.0.0.1:8000", "gateway": {"name": "edge", "server": "llm/a"}}],
@@ -22,6 +25,15 @@ GOOD: dict[str, Any] = {
 
 def with_backend(**changes: Any) -> dict[str, Any]:
     return {**GOOD, "backends": [{**GOOD["backends"][0], **changes}]}
+
+
+def tap_gateway(**changes: Any) -> dict[str, Any]:
+    return {"gateways": [{"name": "t", "kind": "tap", **changes}]}
+
+
+def with_tap(**changes: Any) -> dict[str, Any]:
+    """A backend whose own tap is its gateway."""
+    return {**with_backend(**{"tap": {"listen": "127.0.0.1:9500"}, "gateway": {"name": "t"}, **changes}), **tap_gateway()}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +51,14 @@ def with_backend(**changes: Any) -> dict[str, Any]:
         (with_backend(probe={"interval": 1}), ["backends.0.probe.interval: unknown key", "interval_s"]),
         (with_backend(gateway={"name": "egde", "server": "llm/a"}), ["backends.0.gateway.name", "'egde'", "edge"]),
         (with_backend(gateway={"name": "edge", "server": "a"}), ["backends.0.gateway.server", "'a'", "llm/a"]),
+        (with_backend(gateway={"name": "edge"}), ["backends.0.gateway.server", "must be there"]),
+        (with_backend(gateway={"name": "edge", "server": ""}), ["backends.0.gateway.0.server", "at least 1 character"]),
+        (with_tap(tap=None), ["backends.0.gateway.name: 't'", "'a' has none", "tap: {listen"]),
+        (with_tap(gateway={"name": "t", "server": "llm/a"}), ["backends.0.gateway.server: 'llm/a'", "own name, 'a'"]),
+        (with_tap(tap={"listen": "9500"}), ["backends.0.tap.listen", "HOST:PORT"]),
+        (with_tap(tap={"listn": "x"}), ["backends.0.tap.listn: unknown key; allowed here: listen"]),
+        (tap_gateway(url="http://127.0.0.1:1"), ["gateways.0.url: unknown key; allowed here: name, kind, urls, auth"]),
+        (tap_gateway(urls=["127.0.0.1:9400"]), ["gateways.0.urls", "http://"]),
         ({**GOOD, "gateways": [{"name": "edge", "kind": "haproxi", "socket": "x"}]}, ["gateways.0", "haproxi", "haproxy"]),
         ({**GOOD, "backends": GOOD["backends"] * 2}, ["backends", "'a'", "more than once"]),
         ({"watchdog": {"stale_after_s": 0.2}}, ["watchdog.stale_after_s", "0.2", "at least 3"]),
@@ -66,7 +86,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
     ("document", "key"),
     [
         ({"discovery": [{"kind": "dns"}]}, "discovery"),
-        (with_backend(tap={"listen": "127.0.0.1:9500"}), "backends.0.tap"),
         ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
         ({"watchdog": {"baselines": "b.json"}}, "watchdog.baselines"),
         ({"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "exporter.otlp.endpoint"),
@@ -114,7 +133,13 @@ def test_evidence_is_stale_after_three_reads_of_the_exporter(interval: float, st
 
 @pytest.mark.parametrize(
     "key",
-    ["watchdog.token_file", "exporter.gpu.file", "exporter.otlp.headers_file", "watchdog.alertmanager.auth.bearer_file"],
+    [
+        "watchdog.token_file",
+        "exporter.token_file",
+        "exporter.gpu.file",
+        "exporter.otlp.headers_file",
+        "watchdog.alertmanager.auth.bearer_file",
+    ],
 )
 def test_a_missing_file_named_in_the_configuration_ends_with_exit_2(tmp_path: Path, key: str) -> None:
     document: Any = str(tmp_path / "nowhere")
@@ -150,6 +175,65 @@ def test_check_config_prints_what_each_policy_can_do_where(tmp_path: Path) -> No
     assert "not in this version" in result.output
 
 
+PROMETHEUS = {"source": {"kind": "prometheus", "url": "http://127.0.0.1:9090"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "urls"),
+    [
+        ({}, ("http://127.0.0.1:9400",)),
+        ({"watchdog": {"source": {"kind": "exporter", "urls": ["http://10.0.0.1:9400", "http://10.0.0.2:9400"]}}},
+         ("http://10.0.0.1:9400", "http://10.0.0.2:9400")),
+        ({"watchdog": PROMETHEUS, "exporter": {"listen": "127.0.0.1:9555"}}, ("http://127.0.0.1:9555",)),
+        ({"watchdog": PROMETHEUS, "exporter": {"listen": "0.0.0.0:9555"}}, ("http://127.0.0.1:9555",)),
+        ({"watchdog": PROMETHEUS, "exporter": {"listen": "[::]:9555"}}, ("http://[::1]:9555",)),
+        ({"watchdog": PROMETHEUS, **tap_gateway(urls=["http://10.0.0.3:9400/"])}, ("http://10.0.0.3:9400",)),
+    ],
+)  # fmt: skip
+def test_a_tap_gateway_turns_taps_at_the_exporters_that_the_watchdog_reads(more: dict[str, Any], urls: tuple[str, ...]) -> None:
+    (gateway,) = parse({**with_tap(), **more}).for_watchdog().gateways
+
+    assert isinstance(gateway, TapGateway)
+    assert gateway.urls == urls
+
+
+@pytest.mark.parametrize(
+    ("changes", "bearer"),
+    [
+        ({}, "exporter.token"),
+        ({"auth": {"bearer_file": "other"}}, "other"),
+        ({"auth": {"basic_file": "basic"}}, None),
+        ({"urls": ["http://10.0.0.3:9400"]}, None),
+    ],
+)
+def test_the_token_of_the_files_own_exporter_goes_to_no_address_that_is_named(changes: Any, bearer: str | None) -> None:
+    document = {**with_tap(), **tap_gateway(**changes), "exporter": {"token_file": "exporter.token"}}
+
+    (gateway,) = parse(document).for_watchdog().gateways
+
+    assert isinstance(gateway, TapGateway)
+    assert gateway.auth.bearer_file == (None if bearer is None else Path(bearer))
+
+
+def test_a_tap_is_switched_under_the_backends_own_name_in_one_pool_of_all() -> None:
+    config = parse(with_tap()).for_watchdog()
+
+    assert backend_of(config.backends[0], {"t": "tap"}).targets == (Target("t", "a", "all"),)
+    assert parse(with_tap(gateway={"name": "t", "server": "a", "pool": "p"})).backends[0].gateway[0].pool == "p"
+
+
+def test_check_config_says_what_a_tap_can_do(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump({**with_tap(), "policies": {"gpu_health_gate": {"mode": "enforce"}}}))
+
+    result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
+
+    assert result.exit_code == 0, result.output
+    (row,) = [line for line in result.output.splitlines() if line.startswith("gpu_health_gate")]
+    assert "enforced" in row
+    assert "nobody to send its traffic to" in row
+
+
 SECRET_URL = "http://user:hunter2@127.0.0.1:1"
 
 
@@ -175,6 +259,14 @@ def test_the_effective_configuration_shows_no_secret() -> None:
     shown = effective(parse(with_backend(kv_service="redis://user:hunter2@127.0.0.1:6379")))
     assert "hunter2" not in shown
     assert "REDACTED@127.0.0.1" in shown
+
+
+def test_the_effective_configuration_shows_where_a_tap_is_turned() -> None:
+    shown = effective(parse({**with_tap(), "exporter": {"token_file": "exporter.token"}}))
+
+    (gateway,) = yaml.safe_load(shown)["gateways"]
+    assert (gateway["urls"], gateway["auth"]["bearer_file"]) == (["http://127.0.0.1:9400"], "exporter.token")
+    parse(yaml.safe_load(shown))
 
 
 def test_the_effective_configuration_is_itself_a_valid_one() -> None:

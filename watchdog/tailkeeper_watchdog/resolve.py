@@ -6,12 +6,18 @@ Only wishes of enforcing policies compete; a policy that merely observes or advi
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from tailkeeper_watchdog.model import DRAIN, DesiredState, Knob, KnobValue, Mode
 
 
 def _smallest(value: KnobValue) -> float:
     return float(value)
+
+
+def _smallest_limit(value: KnobValue) -> float:
+    """0 is no limit at all, which is the least restrictive one."""
+    return float(value) or inf
 
 
 def _drain_first(value: KnobValue) -> float:
@@ -29,7 +35,7 @@ def _any(_: KnobValue) -> float:
 RESTRICTION: dict[Knob, Callable[[KnobValue], float]] = {
     Knob.WEIGHT: _smallest,
     Knob.ADMISSION: _drain_first,
-    Knob.CONCURRENCY_LIMIT: _smallest,
+    Knob.CONCURRENCY_LIMIT: _smallest_limit,
     Knob.BATCH_WINDOW_S: _smallest,
     Knob.DEGRADE_LEVEL: _largest,
     Knob.REPLICAS: _largest,

@@ -42,7 +42,8 @@ class GatewayRef(Settings):
     """Where a backend is switched. `pool` defaults to the part before the slash for haproxy, else all servers."""
 
     name: str
-    server: str
+    server: Annotated[str, Field(min_length=1)] | None = None
+    """Needed, but for a tap: that is always the backend's own."""
     pool: str | None = None
 
 
@@ -73,7 +74,23 @@ class WebhookGateway(Settings):
     _check_url = field_validator("url")(check_url)
 
 
-Gateway = Annotated[HaproxyGateway | WebhookGateway, Field(discriminator="kind")]
+class TapGateway(Settings):
+    """The taps of the backends themselves, each turned at the exporter that runs it."""
+
+    name: str
+    kind: Literal["tap"]
+    urls: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    """Of exporters; default those that the watchdog reads, else the exporter of the same file."""
+    auth: Auth = Auth()
+    """Default, where `urls` is left out too: the exporter's `token_file` of the same file."""
+
+    @field_validator("urls")
+    @classmethod
+    def _check(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(check_url(url)) for url in urls)
+
+
+Gateway = Annotated[HaproxyGateway | WebhookGateway | TapGateway, Field(discriminator="kind")]
 
 
 class ExporterSource(Settings):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailkeeper_watchdog.actuators import haproxy, webhook
+from tailkeeper_watchdog.actuators import haproxy, tap, webhook
 from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.settings import Gateway
 
 ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     haproxy.KIND: haproxy.create,
     webhook.KIND: webhook.create,
+    tap.KIND: tap.create,
 }
 
 

@@ -203,22 +203,29 @@ class WebhookActuator:
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
         async with turn(self._lock, self.name, server, deadline_s) as ends_at, asyncio.timeout_at(ends_at):
             body = merged(await self._document(server), values)
-            check_status(*await self._call("PUT", server, body))
+            check_status(*await self._call("PUT", server_url(self._url, server), body))
+
+    async def whole(self, limit_bytes: int) -> bytes:
+        """What stands at `url` itself. Has no deadline of its own and takes no turn. Raises CallError."""
+        status, body = await self._call("GET", self._url, limit_bytes=limit_bytes)
+        check_status(status, body)
+        return body
 
     async def _document(self, server: str) -> dict[str, Any]:
-        status, body = await self._call("GET", server)
+        status, body = await self._call("GET", server_url(self._url, server))
         check_status(status, body)
         return parse_document(body)
 
-    async def _call(self, method: str, server: str, content: bytes | None = None) -> tuple[int, bytes]:
-        url = server_url(self._url, server)
+    async def _call(
+        self, method: str, url: str, content: bytes | None = None, limit_bytes: int = ANSWER_LIMIT_BYTES
+    ) -> tuple[int, bytes]:
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         headers |= {"content-type": "application/json"} if content is not None else {}
         headers |= await asyncio.to_thread(http_auth.headers, self._auth)
         client = await self._opened()
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
-                return response.status_code, await _whole_body(response)
+                return response.status_code, await _whole_body(response, limit_bytes)
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
         except httpx.HTTPError as error:
@@ -240,13 +247,13 @@ class WebhookActuator:
             self._client = None
 
 
-async def _whole_body(response: httpx.Response) -> bytes:
+async def _whole_body(response: httpx.Response, limit_bytes: int) -> bytes:
     """Raw as it came: we asked for no compression, and what is compressed all the same is never unpacked into gigabytes."""
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > ANSWER_LIMIT_BYTES:
-            raise CallError(ErrorKind.PROTOCOL, f"the answer is longer than {ANSWER_LIMIT_BYTES} bytes")
+        if len(body) > limit_bytes:
+            raise CallError(ErrorKind.PROTOCOL, f"the answer is longer than {limit_bytes} bytes")
     return bytes(body)
 
 

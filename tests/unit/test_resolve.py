@@ -1,0 +1,28 @@
+"""Of what several policies want, the most restrictive is done."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tailkeeper_watchdog.model import DRAIN, SERVE, DesiredState, Knob, KnobValue, Mode
+from tailkeeper_watchdog.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("knob", "values", "wins"),
+    [
+        (Knob.WEIGHT, (1.0, 0.18, 0.5), 0.18),
+        (Knob.ADMISSION, (SERVE, DRAIN), DRAIN),
+        (Knob.CONCURRENCY_LIMIT, (32.0, 8.0), 8.0),
+        (Knob.CONCURRENCY_LIMIT, (0.0, 8.0), 8.0),  # 0 is no limit
+        (Knob.CONCURRENCY_LIMIT, (0.0, 0), 0.0),
+        (Knob.DEGRADE_LEVEL, (0.0, 2.0, 1.0), 2.0),
+    ],
+)
+def test_the_most_restrictive_wish_wins_in_whatever_order(knob: Knob, values: tuple[KnobValue, ...], wins: KnobValue) -> None:
+    wishes = [DesiredState(f"p{n}", "a", knob, value, "why", Mode.ENFORCE) for n, value in enumerate(values)]
+
+    for order in itertools.permutations(wishes):
+        assert [wish.value for wish in resolve(tuple(order))] == [wins]
