@@ -16,7 +16,7 @@ import typer
 from tailkeeper import __version__
 from tailkeeper.config import Config, ConfigError, effective, load
 from tailkeeper.logs import LogFormat, set_up
-from tailkeeper_exporter.settings import check_address, is_loopback
+from tailkeeper_exporter.settings import check_address, is_loopback, is_same_server
 
 app = typer.Typer(
     name="tailkeeper",
@@ -124,6 +124,9 @@ def exporter(
             fail(USAGE, f"--backend: no backend {name!r} in {config}; known: {', '.join(known) or 'none'}")
     chosen = tuple(known[name] for name in dict.fromkeys(backend)) if backend else loaded.backends
     address = _address(listen, loaded.exporter.listen)
+    collector = loaded.exporter.otlp.endpoint
+    if collector is not None and is_same_server(collector, address):
+        fail(USAGE, f"--listen: {address} is where exporter.otlp.endpoint leads ({collector}): spans would go round for ever")
     _run(serve(chosen, loaded.exporter.model_copy(update={"listen": address})))
 
 

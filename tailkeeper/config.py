@@ -153,8 +153,6 @@ def _not_yet(config: Config) -> Iterator[str]:
     for index, gateway in enumerate(config.gateways):
         if gateway.kind == "webhook" and gateway.replicas:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
-    if config.exporter.otlp.endpoint is not None:
-        yield f"exporter.otlp.endpoint: sending spans {NOT_YET} (given: {config.exporter.otlp.endpoint})"
     if config.watchdog.otlp.endpoint is not None:
         yield f"watchdog.otlp.endpoint: sending logs {NOT_YET} (given: {config.watchdog.otlp.endpoint})"
     if config.watchdog.baselines is not None:

@@ -16,15 +16,16 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
-from tailkeeper_exporter.clients import Clients
+from tailkeeper_exporter.clients import Clients, headers_in
 from tailkeeper_exporter.collector import BackendCollector
 from tailkeeper_exporter.gpu import DeviceId, GpuSampler, GpuSnapshot, XidEvent, open_source
 from tailkeeper_exporter.gpu.xid import XidSeverity, xid_named
 from tailkeeper_exporter.node import NodeCpu
+from tailkeeper_exporter.otlp.service import Otlp
 from tailkeeper_exporter.requests_ring import RequestRing
 from tailkeeper_exporter.server import make_app
 from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
-from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
+from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, OtlpSettings
 from tailkeeper_exporter.views import BackendView
 
 KEEP_ALIVE_S = 75
@@ -44,6 +45,7 @@ class Exporter:
         collectors: tuple[BackendCollector, ...],
         sampler: GpuSampler,
         ring: RequestRing,
+        otlp: Otlp,
         clock: Callable[[], float],
         close: Callable[[], Any],
     ) -> None:
@@ -52,7 +54,8 @@ class Exporter:
         self._clock = clock
         self._close = close
         self.ring = ring
-        self.app: Starlette = make_app(self)
+        self.otlp = otlp
+        self.app: Starlette = make_app(self, (otlp.route,), otlp.counts.series)
 
     @property
     def views(self) -> Mapping[str, BackendView]:
@@ -79,6 +82,7 @@ class Exporter:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sampler.run())
+                tasks.create_task(self.otlp.run())
                 for number, collector in enumerate(self._collectors.values()):
                     tasks.create_task(collector.run(number * step_s))
         finally:
@@ -107,8 +111,8 @@ def build(
     names = [backend.name for backend in backends]
     if len(set(names)) != len(names):
         raise ValueError(f"backends: names must differ, and {sorted(n for n in names if names.count(n) > 1)[0]!r} is there twice")
-    make = (clients or Clients()).make
-    opened = [make(backend) for backend in backends]
+    clients = clients or Clients()
+    opened = [clients.make(backend) for backend in backends]
     logger = structlog.get_logger("tailkeeper.exporter") if log is None else log
     sampler = GpuSampler(open_source(settings.gpu), settings.gpu.interval_s, clock, on_xid=partial(_log_xid, logger))
     cpu, large_pages = NodeCpu(), asyncio.Semaphore(1)
@@ -121,7 +125,33 @@ def build(
         for client in opened:
             await client.aclose()
 
-    return Exporter(collectors, sampler, RequestRing(), clock, close)
+    ring = RequestRing()
+    otlp = _otlp(backends, settings.otlp, ring, sampler, clients, logger, clock)
+    return Exporter(collectors, sampler, ring, otlp, clock, close)
+
+
+def _otlp(
+    backends: tuple[BackendSettings, ...],
+    settings: OtlpSettings,
+    ring: RequestRing,
+    sampler: GpuSampler,
+    clients: Clients,
+    log: Any,
+    clock: Callable[[], float],
+) -> Otlp:
+    def headers() -> dict[str, str]:
+        return {} if settings.headers_file is None else headers_in(settings.headers_file, "exporter.otlp.headers_file")
+
+    headers()  # A file that cannot be used ends the start, not the first post.
+    client = None if settings.endpoint is None else clients.make_for(settings.endpoint)
+
+    def gpus() -> dict[str, str | None]:
+        """The first GPU of each backend: a trace points to one, and those of one engine work in step."""
+        snapshot = sampler.snapshot()
+        matched = {backend.name: snapshot.match(backend.gpus).devices for backend in backends}
+        return {name: devices[0].uuid if devices else None for name, devices in matched.items()}
+
+    return Otlp(backends, settings, headers, ring, gpus, log, client, clock)
 
 
 def _log_xid(log: Any, device: DeviceId, event: XidEvent) -> None:

@@ -91,6 +91,7 @@ REASON = Label("reason", 24, "why a sample was not used")
 METRIC = Label("metric", 64, "catalogue name")
 PROBE_OUTCOME = Label("outcome", 12, "how a probe ended")
 SIGNAL = Label("signal", 3, "ttft, itl or e2e")
+OTLP_OUTCOME = Label("outcome", 12, "what became of it")
 
 OUTCOMES = ("ok", "error", "aborted", "rejected")
 SIGNALS = ("ttft", "itl", "e2e")
@@ -207,6 +208,16 @@ QUANTILE_SATURATED = _gauge(
     Unit.ONE,
     "1 when P99 lies above the engine's last finite bucket and can only be called 'at least'.",
     (BACKEND, SIGNAL),
+)
+
+OTLP_SPANS = _counter(
+    "tailkeeper_exporter_otlp_spans_total",
+    Unit.ONE,
+    "Spans by what became of them: received and read as requests or not; offered to the collector, sent, dropped, refused.",
+    (OTLP_OUTCOME,),
+)
+OTLP_LOGS = _counter(
+    "tailkeeper_exporter_otlp_logs_total", Unit.ONE, "Access-log records by what became of them.", (OTLP_OUTCOME,)
 )
 
 CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -6,6 +6,7 @@ One client, so one connection pool, per backend: a backend that hangs can use up
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 from urllib.parse import urlsplit
 
@@ -14,6 +15,9 @@ import httpx
 from tailkeeper_exporter.fetch import CONNECTIONS
 from tailkeeper_exporter.settings import Auth, BackendSettings
 
+_HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
+_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "accept-encoding"})
+"""Headers that say where a message goes and where it ends; they are the client's own business."""
 USER_AGENT = "tailkeeper-exporter"
 KEEP_ALIVE_S = 4.0
 """Below uvicorn's 5 s, so that we and not the engine close an idle connection."""
@@ -34,17 +38,25 @@ def credentials(backend: BackendSettings) -> dict[str, str]:
 def _auth_headers(auth: Auth) -> dict[str, str]:
     headers: dict[str, str] = {}
     if auth.headers_file is not None:
-        for line in _text(auth.headers_file, "auth.headers_file").splitlines():
-            name, colon, value = line.partition(":")
-            if line.strip() and not line.startswith("#"):
-                if not colon or not name.strip():
-                    raise CredentialError(f"auth.headers_file: {auth.headers_file}: a line is not `Name: value`")
-                headers[name.strip().lower()] = value.strip()
+        headers.update(headers_in(auth.headers_file, "auth.headers_file"))
     if auth.basic_file is not None:
         pair = _one_line(auth.basic_file, "auth.basic_file").encode()
         headers["authorization"] = "Basic " + base64.b64encode(pair).decode()
     if auth.bearer_file is not None:
         headers["authorization"] = f"Bearer {_one_line(auth.bearer_file, 'auth.bearer_file')}"
+    return headers
+
+
+def headers_in(path: object, key: str) -> dict[str, str]:
+    """The headers in a file of `Name: value` lines, by lower-case name; `#` begins a comment. Raises ``CredentialError``."""
+    headers: dict[str, str] = {}
+    for number, line in enumerate(_text(path, key).splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _HEADER.fullmatch(line.strip())
+        if match is None or match[1].lower() in _FRAMING:
+            raise CredentialError(f"{key}: {path}: line {number} is not `Name: value` in ASCII, or one only the client sets")
+        headers[match[1].lower()] = match[2]
     return headers
 
 
@@ -72,9 +84,16 @@ class Clients:
 
     def make(self, backend: BackendSettings) -> httpx.AsyncClient:
         """A client for one backend. The caller closes it. Deadlines are the caller's: none is set here."""
+        return self._client(self._context(backend))
+
+    def make_for(self, url: str) -> httpx.AsyncClient:
+        """A client for a server that is no backend, such as a collector, under the same rules."""
+        return self._client(self._default_context() if urlsplit(url).scheme == "https" else _no_context())
+
+    def _client(self, context: ssl.SSLContext) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             trust_env=False,
-            verify=self._context(backend),
+            verify=context,
             timeout=None,  # noqa: S113  every use is under asyncio.timeout, which bounds the whole exchange
             limits=httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             headers={"user-agent": USER_AGENT},
@@ -86,10 +105,9 @@ class Clients:
         auth = backend.auth
         uses_tls = any(urlsplit(url).scheme == "https" for url in (backend.url, backend.metrics_url or ""))
         if not uses_tls:
-            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            return _no_context()
         if auth.ca_file is None and auth.cert_file is None:
-            self._tls = self._tls or ssl.create_default_context()
-            return self._tls
+            return self._default_context()
         try:
             context = ssl.create_default_context(cafile=None if auth.ca_file is None else str(auth.ca_file))
             if auth.cert_file is not None:
@@ -97,3 +115,12 @@ class Clients:
         except (OSError, ssl.SSLError) as error:
             raise CredentialError(f"auth: {backend.name}: TLS files cannot be used: {type(error).__name__}") from error
         return context
+
+    def _default_context(self) -> ssl.SSLContext:
+        self._tls = self._tls or ssl.create_default_context()
+        return self._tls
+
+
+def _no_context() -> ssl.SSLContext:
+    """For plain HTTP: httpx would load the system's certificates, which takes long and is for nothing."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

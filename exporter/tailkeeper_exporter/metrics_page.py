@@ -10,7 +10,7 @@ them with prometheus_client's strict OpenMetrics parser, and ``promtool check me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -79,10 +79,11 @@ def _ranges(accept: str) -> Iterator[_Range]:
 
 
 class MetricsPage:
-    """Writes the page. Remembers only how bucket bounds are spelt."""
+    """Writes the page. Remembers only how bucket bounds are spelt. ``own`` are series of the exporter as a whole."""
 
-    def __init__(self, ring: RequestRing) -> None:
+    def __init__(self, ring: RequestRing, own: Callable[[], Iterable[Series]] = tuple) -> None:
         self._ring = ring
+        self._own = own
         self._bounds: dict[tuple[float, ...], tuple[str, ...]] = {}
 
     def render(self, views: Iterable[BackendView], gpus: GpuSnapshot, now: float, dialect: Dialect) -> bytes:
@@ -94,6 +95,8 @@ class MetricsPage:
                 lines = families[metric.name]
                 for series in members:
                     self._write(lines, series, exemplars.get(metric.name, ()))
+        for series in self._own():
+            self._write(families[series.metric.name], series, ())
         parts = [_head(metric, dialect) + "\n".join(families[metric.name]) for metric in catalog.CATALOG if families[metric.name]]
         if dialect.is_open_metrics:
             parts.append("# EOF")

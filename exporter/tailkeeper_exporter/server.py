@@ -1,12 +1,12 @@
 """The exporter's HTTP interface. Everything is answered from memory: no handler waits for a backend, a GPU or a file.
 
-Strict JSON (no NaN), errors as JSON that say what is allowed, no request body is read, unknown paths are 404.
+Strict JSON (no NaN), errors as JSON that say what is allowed, no request body is read here, unknown paths are 404.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -21,6 +21,7 @@ from tailkeeper_exporter.gpu import GpuSnapshot
 from tailkeeper_exporter.health import backend_health, fleet_health, http_status
 from tailkeeper_exporter.metrics_page import MetricsPage, negotiate
 from tailkeeper_exporter.requests_ring import DEFAULT_LIMIT, MAX_RECORDS, RequestRing
+from tailkeeper_exporter.series import Series
 from tailkeeper_exporter.views import BackendView
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -91,9 +92,9 @@ def _counted(receive: Receive) -> Receive:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(known: Known, more_routes: Sequence[Route] = ()) -> Starlette:
-    """The application. ``more_routes`` are those of other parts, such as OTLP."""
-    page = MetricsPage(known.ring)
+def make_app(known: Known, more_routes: Sequence[Route] = (), own_series: Callable[[], Iterable[Series]] = tuple) -> Starlette:
+    """The application. ``more_routes`` are those of other parts; ``own_series`` go onto the page beside those of backends."""
+    page = MetricsPage(known.ring, own_series)
 
     async def metrics(request: Request) -> Response:
         dialect = negotiate(request.headers.get("accept"))

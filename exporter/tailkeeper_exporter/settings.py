@@ -64,6 +64,17 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def is_same_server(url: str, listen: str) -> bool:
+    """Whether a URL leads to HOST:PORT, as far as the names tell: all names of this machine's loopback are one."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host, _, own_port = listen.rpartition(":")
+    own = host.strip("[]").lower()
+    other = (parts.hostname or "").lower()
+    loopback = is_loopback(f"{other}:0") and (own in ("0.0.0.0", "::") or is_loopback(listen))
+    return port == int(own_port) and (other == own or loopback)
+
+
 class Auth(Settings):
     """Credentials for one URL, always by file, never by value."""
 
@@ -179,10 +190,19 @@ class GpuSettings(Settings):
 
 class OtlpSettings(Settings):
     endpoint: str | None = None
+    """Of a collector; `/v1/traces` and `/v1/logs` are put behind it. Without one spans are read and go nowhere."""
     headers_file: Path | None = None
+    """Lines of `Name: value`, for example a token."""
     logs: bool = False
+    """One log record per request of the tap; off, because it is as much data as the spans."""
 
     _check_endpoint = field_validator("endpoint")(check_url)
+
+    @model_validator(mode="after")
+    def _has_somewhere_to_go(self) -> OtlpSettings:
+        if self.endpoint is None and self.logs:
+            raise ValueError("`logs` needs `endpoint`, the address of a collector")
+        return self
 
 
 class ExporterSettings(Settings):
@@ -196,3 +216,12 @@ class ExporterSettings(Settings):
     otlp: OtlpSettings = OtlpSettings()
 
     _check_listen = field_validator("listen")(check_address)
+
+    @model_validator(mode="after")
+    def _no_loop(self) -> ExporterSettings:
+        if self.otlp.endpoint is not None and is_same_server(self.otlp.endpoint, self.listen):
+            raise ValueError(
+                f"otlp.endpoint: {self.otlp.endpoint} is this exporter itself (listen: {self.listen}), so every span would come"
+                " back for ever; name a collector"
+            )
+        return self

@@ -88,7 +88,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
         ({"discovery": [{"kind": "dns"}]}, "discovery"),
         ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
         ({"watchdog": {"baselines": "b.json"}}, "watchdog.baselines"),
-        ({"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "exporter.otlp.endpoint"),
         ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),
         (
             {"gateways": [{"name": "w", "kind": "webhook", "url": "http://127.0.0.1:1", "replicas": ["http://127.0.0.1:2"]}]},
@@ -111,6 +110,42 @@ def test_the_page_of_a_dcgm_exporter_is_a_gpu_source_and_needs_its_address(tmp_p
     file.write_text("exporter: {gpu: {source: dcgm}}")
     with pytest.raises(ConfigError, match="needs `url`"):
         load(file)
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint", "refused"),
+    [
+        ("127.0.0.1:9400", "http://127.0.0.1:9400", True),
+        ("127.0.0.1:9400", "http://localhost:9400/v1", True),
+        ("0.0.0.0:9400", "http://127.0.0.1:9400", True),
+        ("[::1]:9400", "http://[::1]:9400", True),
+        ("10.0.0.1:80", "http://10.0.0.1", True),
+        ("127.0.0.1:9400", "http://127.0.0.1:4318", False),
+        ("127.0.0.1:9400", "http://collector:9400", False),
+    ],
+)
+def test_spans_are_not_sent_to_the_exporter_itself(tmp_path: Path, listen: str, endpoint: str, refused: bool) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump({"exporter": {"listen": listen, "otlp": {"endpoint": endpoint, "logs": True}}}))
+    if refused:
+        with pytest.raises(ConfigError, match="is this exporter itself") as caught:
+            load(file)
+        assert "otlp.endpoint" in str(caught.value)
+    else:
+        assert load(file).exporter.otlp.endpoint == endpoint
+
+
+def test_nor_where_the_command_line_moves_the_exporter(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump({"exporter": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}))
+    result = CliRunner().invoke(app, ["exporter", "-c", str(file), "--listen", "127.0.0.1:4318"])
+    assert result.exit_code == 2
+    assert "--listen: 127.0.0.1:4318 is where exporter.otlp.endpoint leads" in result.output
+
+
+def test_logs_without_a_collector_are_refused_because_they_would_go_nowhere() -> None:
+    with pytest.raises(ConfigError, match="needs `endpoint`"):
+        parse({"exporter": {"otlp": {"logs": True}}})
 
 
 def test_a_backends_own_key_wins_over_the_defaults_and_nested_keys_are_merged() -> None:

@@ -22,6 +22,8 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.gpu import DeviceId, DeviceState, GpuSample, GpuSnapshot, XidEvent
 from tailkeeper_exporter.liveness import Liveness
 from tailkeeper_exporter.metrics_page import Dialect, MetricsPage, negotiate
+from tailkeeper_exporter.otlp.counts import Counts
+from tailkeeper_exporter.otlp.counts import Outcome as OtlpOutcome
 from tailkeeper_exporter.page import Reason
 from tailkeeper_exporter.probe import ProbeResult
 from tailkeeper_exporter.probe_answer import Outcome
@@ -126,6 +128,17 @@ def page(
     *views: BackendView, gpus: GpuSnapshot | None = None, dialect: Dialect = Dialect.TEXT, ring: RequestRing | None = None
 ) -> str:
     return MetricsPage(ring or RequestRing()).render(views or (a_view(),), gpus or GpuSnapshot(), NOW, dialect).decode()
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_series_of_the_exporter_as_a_whole_stand_on_the_page_without_a_backend(dialect: Dialect) -> None:
+    counts = Counts()
+    counts.spans[OtlpOutcome.SENT] = 7
+    text = MetricsPage(RequestRing(), counts.series).render((a_view(),), GpuSnapshot(), NOW, dialect).decode()
+    parse = open_metrics_families if dialect.is_open_metrics else text_families
+    found = {sample.labels["outcome"]: sample.value for f in parse(text) for sample in f.samples if "otlp_spans" in sample.name}
+    assert found == {**dict.fromkeys(OtlpOutcome, 0.0), OtlpOutcome.SENT: 7.0}
+    assert MetricsPage(RequestRing(), counts.series).render((), GpuSnapshot(), NOW, dialect), "also with no backend at all"
 
 
 def samples(text: str, name: str) -> dict[tuple[tuple[str, str], ...], float]:
