@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tailkeeper_exporter.otlp import records
 from tailkeeper_exporter.otlp.attributes import written
@@ -18,6 +20,7 @@ from tailkeeper_exporter.otlp.spans import spans_of
 from tailkeeper_exporter.requests_ring import RequestRecord
 from tests.unit.otlp_messages import NOW, PARENT, SPAN, TRACE, VLLM, VLLM_0_6, a_backend, a_post, a_span, an_exchange
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "spans"
 ONE = (a_backend(),)
 TWO = (a_backend("a", "http://10.0.0.1:8000"), a_backend("b", "http://10.0.0.2:8000", tap={"listen": "127.0.0.1:9500"}))
 
@@ -48,6 +51,24 @@ def test_a_span_of_vllm_is_a_record_with_the_engines_own_stages() -> None:
         outcome="ok",
         gpu="GPU-1",
     )
+
+
+def test_a_captured_post_of_vllm_gives_its_requests_and_not_its_start_up() -> None:
+    post = ExportTraceServiceRequest()
+    post.ParseFromString((FIXTURES / "vllm-0.32.0.pb").read_bytes())
+    start_s = post.resource_spans[0].scope_spans[-1].spans[-1].start_time_unix_nano / 1e9
+    found = read_spans(post, Backends(ONE), {}, start_s + 1)
+    assert found.counts[Outcome.OTHER] == 1, "a span of its start"
+    records = [told.record for told in found.told]
+    assert [r.request_id for r in records] == ["cmpl-my-req-1-0", "cmpl-my-req-2-0", "cmpl-my-req-3-0"]
+    first = records[0]
+    assert (first.trace_id, first.outcome) == ("0af7651916cd43dd8448eb211c803191", "ok")
+    assert (first.prompt_tokens, first.generated_tokens, first.model) == (2, 20, None)
+    assert first.ttft_s == pytest.approx(0.0447, abs=1e-4)
+    assert first.e2e_s == pytest.approx(0.3914, abs=1e-4)
+    assert first.queue_s == pytest.approx(3.2e-5, abs=1e-6)
+    assert first.prefill_s == pytest.approx(0.0379, abs=1e-4)
+    assert same_request(first.request_id or "", "my-req-1"), "the client's own id, as vLLM writes it"
 
 
 def test_a_span_of_an_old_vllm_has_no_prefill_time_and_none_is_made_up() -> None:
