@@ -29,13 +29,14 @@ class CredentialError(Exception):
 
 def credentials(backend: BackendSettings) -> dict[str, str]:
     """Request headers for this backend, read from its files now. Raises ``CredentialError``."""
-    headers = _auth_headers(backend.auth)
+    headers = auth_headers(backend.auth)
     if backend.api_key_file is not None:
         headers["authorization"] = f"Bearer {_one_line(backend.api_key_file, 'api_key_file')}"
     return headers
 
 
-def _auth_headers(auth: Auth) -> dict[str, str]:
+def auth_headers(auth: Auth) -> dict[str, str]:
+    """Request headers from credential files, read now. Raises ``CredentialError``."""
     headers: dict[str, str] = {}
     if auth.headers_file is not None:
         headers.update(headers_in(auth.headers_file, "auth.headers_file"))
@@ -84,16 +85,17 @@ class Clients:
 
     def make(self, backend: BackendSettings) -> httpx.AsyncClient:
         """A client for one backend. The caller closes it. Deadlines are the caller's: none is set here."""
-        return self._client(self._context(backend))
+        return self.client_for((backend.url, backend.metrics_url or ""), backend.auth, backend.name)
 
     def make_for(self, url: str) -> httpx.AsyncClient:
-        """A client for a server that is no backend, such as a collector, under the same rules."""
-        return self._client(self._default_context() if urlsplit(url).scheme == "https" else _no_context())
+        """A client for a server that is no backend and needs no credentials, such as a collector, under the same rules."""
+        return self.client_for((url,), Auth(), url)
 
-    def _client(self, context: ssl.SSLContext) -> httpx.AsyncClient:
+    def client_for(self, urls: tuple[str, ...], auth: Auth, who: str) -> httpx.AsyncClient:
+        """As ``make``, for any server at ``urls``; ``who`` names it in errors."""
         return httpx.AsyncClient(
             trust_env=False,
-            verify=context,
+            verify=self._context(urls, auth, who),
             timeout=None,  # noqa: S113  every use is under asyncio.timeout, which bounds the whole exchange
             limits=httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             headers={"user-agent": USER_AGENT},
@@ -101,24 +103,20 @@ class Clients:
             transport=self._transport,
         )
 
-    def _context(self, backend: BackendSettings) -> ssl.SSLContext:
-        auth = backend.auth
-        uses_tls = any(urlsplit(url).scheme == "https" for url in (backend.url, backend.metrics_url or ""))
+    def _context(self, urls: tuple[str, ...], auth: Auth, who: str) -> ssl.SSLContext:
+        uses_tls = any(urlsplit(url).scheme == "https" for url in urls)
         if not uses_tls:
             return _no_context()
         if auth.ca_file is None and auth.cert_file is None:
-            return self._default_context()
+            self._tls = self._tls or ssl.create_default_context()
+            return self._tls
         try:
             context = ssl.create_default_context(cafile=None if auth.ca_file is None else str(auth.ca_file))
             if auth.cert_file is not None:
                 context.load_cert_chain(str(auth.cert_file), None if auth.key_file is None else str(auth.key_file))
         except (OSError, ssl.SSLError) as error:
-            raise CredentialError(f"auth: {backend.name}: TLS files cannot be used: {type(error).__name__}") from error
+            raise CredentialError(f"auth: {who}: TLS files cannot be used: {type(error).__name__}") from error
         return context
-
-    def _default_context(self) -> ssl.SSLContext:
-        self._tls = self._tls or ssl.create_default_context()
-        return self._tls
 
 
 def _no_context() -> ssl.SSLContext:

@@ -55,6 +55,13 @@ def check_address(value: str) -> str:
     return value
 
 
+def check_engine(value: str) -> str:
+    """The name of an engine that is known here."""
+    if value not in ENGINE_NAMES:
+        raise ValueError(f"unknown engine {value!r}; allowed: {', '.join(ENGINE_NAMES)}")
+    return value
+
+
 def is_loopback(address: str) -> bool:
     """Whether HOST:PORT names this machine only. A name is believed only where it is exactly ``localhost``."""
     host = address.rpartition(":")[0].strip("[]")
@@ -154,9 +161,7 @@ class BackendSettings(Settings):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:
-        if value not in ENGINE_NAMES:
-            raise ValueError(f"unknown engine {value!r}; allowed: {', '.join(ENGINE_NAMES)}")
-        return value
+        return check_engine(value)
 
     @field_validator("kv_service")
     @classmethod
@@ -225,3 +230,68 @@ class ExporterSettings(Settings):
                 " back for ever; name a collector"
             )
         return self
+
+
+class _Discovery(Settings):
+    """What every way of finding backends has."""
+
+    engine: str | None = None
+    """The engine of what is found here, where the source does not say it; it wins over `defaults`."""
+    interval_s: Annotated[float, Field(ge=1, le=3_600)] = 30
+    """Between two full lists. A backend that has gone is let go after two of them."""
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str | None) -> str | None:
+        return value if value is None else check_engine(value)
+
+
+class FileDiscovery(_Discovery):
+    kind: Literal["file_sd"]
+    files: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+    """Paths ending in .json, .yml or .yaml; the last part may hold `*`, as in Prometheus."""
+
+    @field_validator("files")
+    @classmethod
+    def _as_in_prometheus(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for file in files:
+            if not file.endswith((".json", ".yml", ".yaml")):
+                raise ValueError(f"{file!r} must end in .json, .yml or .yaml")
+            if re.search(r"[*?[]", file.rpartition("/")[0]):
+                raise ValueError(f"{file!r}: only the last part of the path may hold a pattern")
+        return files
+
+
+class DnsDiscovery(_Discovery):
+    kind: Literal["dns"]
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Each of its A and AAAA addresses is a backend."""
+    port: Annotated[int, Field(ge=1, le=65_535)]
+
+
+class KubernetesDiscovery(_Discovery):
+    kind: Literal["kubernetes"]
+    namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+    selector: Annotated[str, Field(min_length=1, max_length=1_024)]
+    """A label selector, for example `app=vllm`; needed, because not every pod of a namespace is an engine."""
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    kubeconfig: Path | None = None
+    in_cluster: bool = False
+    """Default where neither is given: in the cluster where this runs in one, else the user's own kubeconfig."""
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> KubernetesDiscovery:
+        if self.kubeconfig is not None and self.in_cluster:
+            raise ValueError("kubeconfig and in_cluster exclude each other; leave one out")
+        return self
+
+
+class PrometheusDiscovery(_Discovery):
+    kind: Literal["prometheus"]
+    url: str
+    auth: Auth = Auth()
+
+    _check_url = field_validator("url")(check_url)
+
+
+Discovery = Annotated[FileDiscovery | DnsDiscovery | KubernetesDiscovery | PrometheusDiscovery, Field(discriminator="kind")]
