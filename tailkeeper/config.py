@@ -5,20 +5,21 @@ Every complaint names the key's path, the value, and what is allowed. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from tailkeeper_exporter.settings import Auth, ExporterSettings, Settings
+from tailkeeper.backends import compose, gateway_problems, merged, with_servers
+from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings
 from tailkeeper_watchdog.settings import (
     STALE_INTERVALS,
     Configuration,
     ExporterSource,
     Gateway,
-    GatewayRef,
     GuardsSettings,
     HscoreSettings,
     PoliciesSettings,
@@ -28,9 +29,14 @@ from tailkeeper_watchdog.settings import (
     WatchedBackend,
 )
 
+if TYPE_CHECKING:  # the listers bring HTTP clients, and most commands find nothing
+    from tailkeeper_exporter.discovery import Discoverer, Found
+
 MAX_FILE_BYTES = 8 * 1024 * 1024
 """A configuration of 10,000 backends has about 3 MB."""
 MAX_BACKENDS = 10_000
+MAX_DISCOVERIES = 32
+"""Each is a task and a connection of its own."""
 
 
 class ConfigError(Exception):
@@ -47,7 +53,7 @@ class Config(Settings):
     slo: SloSettings = SloSettings()
     backends: Annotated[tuple[WatchedBackend, ...], Field(max_length=MAX_BACKENDS)] = ()
     defaults: dict[str, Any] = Field(default_factory=dict)
-    discovery: tuple[dict[str, Any], ...] = ()
+    discovery: Annotated[tuple[Discovery, ...], Field(max_length=MAX_DISCOVERIES)] = ()
     gateways: tuple[Gateway, ...] = ()
     exporter: ExporterSettings = ExporterSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
@@ -57,10 +63,26 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        problems = [*_duplicates(self), *_unknown_gateways(self), *_servers(self), *_stale_limit(self)]
+        problems = [*_duplicates(self), *_wrong_gateways(self), *_stale_limit(self)]
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def gateway_kinds(self) -> dict[str, str]:
+        return {gateway.name: gateway.kind for gateway in self.gateways}
+
+    def compose(self, found: Found) -> WatchedBackend:
+        """The settings of a found backend. Raises ValueError with a sentence."""
+        return compose(found, self.defaults, self.gateway_kinds)
+
+    def discoverer(self, max_backends: int = MAX_BACKENDS) -> Discoverer[WatchedBackend] | None:
+        """What finds the backends that are not listed, not yet running; None where nothing is to be found."""
+        if not self.discovery:
+            return None
+        from tailkeeper_exporter.discovery import Discoverer, sources_of
+
+        return Discoverer(sources_of(self.discovery), self.backends, self.compose, max_backends=max_backends)
 
     def for_watchdog(self) -> Configuration:
         interval = self.exporter.scrape_interval_s
@@ -82,35 +104,10 @@ def _duplicates(config: Config) -> Iterator[str]:
             yield f"{section}: the name {name!r} is there more than once; names are label values and must differ"
 
 
-def _unknown_gateways(config: Config) -> Iterator[str]:
-    known = {g.name for g in config.gateways}
+def _wrong_gateways(config: Config) -> Iterator[str]:
     for index, backend in enumerate(config.backends):
-        for ref in backend.gateway:
-            if ref.name not in known:
-                allowed = ", ".join(sorted(known)) or "none is configured"
-                yield f"backends.{index}.gateway.name: {ref.name!r} is no gateway of this file; known: {allowed}"
-
-
-def _servers(config: Config) -> Iterator[str]:
-    kinds = {g.name: g.kind for g in config.gateways}
-    for index, backend in enumerate(config.backends):
-        for ref in backend.gateway:
-            if kinds.get(ref.name) == "tap":
-                yield from _tap_problems(f"backends.{index}.gateway", backend, ref)
-            elif ref.server is None:
-                yield f"backends.{index}.gateway.server: must be there; only a tap knows by itself which server is meant"
-            elif kinds.get(ref.name) == "haproxy" and not all(ref.server.partition("/")):
-                yield f"backends.{index}.gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
-
-
-def _tap_problems(path: str, backend: WatchedBackend, ref: GatewayRef) -> Iterator[str]:
-    if backend.tap is None:
-        yield (
-            f"{path}.name: {ref.name!r} turns the backend's own tap, and {backend.name!r} has none; "
-            'give the backend one, for example tap: {listen: "127.0.0.1:9500"}, or name another gateway'
-        )
-    if ref.server not in (None, backend.name):
-        yield f"{path}.server: {ref.server!r} must be the backend's own name, {backend.name!r}, for a tap; or leave it out"
+        for problem in gateway_problems(backend, config.gateway_kinds):
+            yield f"backends.{index}.{problem}"
 
 
 def _located(gateway: Gateway, config: Config) -> Gateway:
@@ -146,8 +143,6 @@ NOT_YET = "is not in this version; leave it out"
 
 def _not_yet(config: Config) -> Iterator[str]:
     """What the contract names and this version cannot do: refused, because a setting without effect would be a lie."""
-    if config.discovery:
-        yield "discovery: finding backends is not in this version; list them under backends"
     if config.slo.tiers:
         yield "slo.tiers: tiers are not in this version; leave the list empty"
     for index, gateway in enumerate(config.gateways):
@@ -159,10 +154,28 @@ def _not_yet(config: Config) -> Iterator[str]:
         yield f"watchdog.baselines: a saved baseline {NOT_YET} (given: {config.watchdog.baselines})"
 
 
+def _example(config: Config) -> WatchedBackend:
+    """A backend as discovery might find one, with all that a source can say. Raises ValueError where ``defaults`` is wrong."""
+    from tailkeeper_exporter.discovery import Found
+
+    gateway = config.defaults.get("gateway")
+    at_haproxy = isinstance(gateway, dict) and config.gateway_kinds.get(str(gateway.get("name"))) == "haproxy"
+    said = {"engine": "generic"} | ({"gateway_server": "pool/example"} if at_haproxy else {})
+    return config.compose(Found("example", "http://127.0.0.1:1", tuple(sorted(said.items()))))
+
+
+def _defaults_for_found(config: Config) -> Iterator[str]:
+    """What would be wrong with every backend that is found: better said now than once for each."""
+    try:
+        _ = _example(config) if config.discovery else None
+    except ValueError as error:
+        yield f"defaults: {error}"
+
+
 def load(path: Path) -> Config:
     """Read and validate ``path``. Raises ConfigError."""
     config = parse(_read(path))
-    problems = list(_not_yet(config))
+    problems = [*_not_yet(config), *_defaults_for_found(config)]
     problems += [f"{where}: {why}" for where, file in _files(config) if (why := _unreadable(file)) is not None]
     folder = config.watchdog.state.resolve().parent
     if not folder.is_dir():
@@ -209,19 +222,17 @@ def parse(document: Any) -> Config:
 
 def _with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """``defaults`` laid under each backend; a backend's own key wins, nested mappings are merged."""
-    defaults, backends = document.get("defaults"), document.get("backends")
+    defaults, backends = document.get("defaults") or {}, document.get("backends")
     if not isinstance(defaults, dict) or not isinstance(backends, list):
         return document
-    merged = [_merged(defaults, b) if isinstance(b, dict) else b for b in backends]
-    return {**document, "backends": merged}
+    kinds = _kinds(document.get("gateways"))
+    return {**document, "backends": [with_servers(merged(defaults, b), kinds) if isinstance(b, dict) else b for b in backends]}
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(under)
-    for key, value in over.items():
-        below = result.get(key)
-        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return result
+def _kinds(gateways: Any) -> dict[str, str]:
+    """Names and kinds of the gateways, before anything is known to be valid."""
+    good = [g for g in gateways if isinstance(g, dict)] if isinstance(gateways, list) else []
+    return {str(gateway.get("name")): str(gateway.get("kind")) for gateway in good}
 
 
 def _explain(detail: Any) -> Iterator[str]:
@@ -230,6 +241,8 @@ def _explain(detail: Any) -> Iterator[str]:
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         yield f"{path}: unknown key; {_allowed(detail['loc'])}"
+    elif detail["type"] == "union_tag_not_found":
+        yield f"{path}.kind: field required; see docs/configuration.md for the kinds there are"
     elif not path:
         yield from message.split("\n")
     else:
@@ -239,7 +252,7 @@ def _explain(detail: Any) -> Iterator[str]:
 
 def _is_kind(location: tuple[Any, ...], number: int) -> bool:
     """Whether a step of a path is the kind that pydantic puts in between, where an entry can be of several kinds."""
-    return number == 2 and (location[0] == "gateways" or location[:2] == ("watchdog", "source"))
+    return number == 2 and (location[0] in ("gateways", "discovery") or location[:2] == ("watchdog", "source"))
 
 
 def _short(value: Any) -> str:
@@ -287,6 +300,7 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         if backend.api_key_file:
             yield f"backends.{index}.api_key_file", backend.api_key_file
         yield from _auth_files(f"backends.{index}.auth", backend.auth)
+    yield from _discovery_files(config)
     for index, gateway in enumerate(config.gateways):
         yield from _auth_files(f"gateways.{index}.auth", getattr(gateway, "auth", Auth()))
     if config.exporter.gpu.file:
@@ -299,6 +313,22 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "watchdog.token_file", config.watchdog.token_file
     yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)
     yield from _auth_files("watchdog.source.auth", getattr(config.watchdog.source, "auth", Auth()))
+
+
+def _discovery_files(config: Config) -> Iterator[tuple[str, Path]]:
+    """Files that discovery needs itself. Those of file_sd may come and go."""
+    for index, entry in enumerate(config.discovery):
+        kubeconfig: Path | None = getattr(entry, "kubeconfig", None)
+        if kubeconfig is not None:
+            yield f"discovery.{index}.kubeconfig", kubeconfig
+        yield from _auth_files(f"discovery.{index}.auth", getattr(entry, "auth", Auth()))
+    if not config.discovery:
+        return
+    with contextlib.suppress(ValueError):  # then `defaults` is wrong, which is said elsewhere
+        example = _example(config)
+        if example.api_key_file:
+            yield "defaults.api_key_file", example.api_key_file
+        yield from _auth_files("defaults.auth", example.auth)
 
 
 def _auth_files(prefix: str, auth: Auth) -> Iterator[tuple[str, Path]]:
@@ -319,8 +349,10 @@ def _unreadable(file: Path) -> str | None:
 
 def effective(config: Config) -> str:
     """The configuration in force as YAML. Secrets stand in files, of which the path is shown, and perhaps in URLs."""
+    # Laid under each listed backend already; what will be found needs them as they are.
+    spent = set() if config.discovery else {"defaults"}
     in_force = config.model_copy(update={"gateways": config.for_watchdog().gateways})
-    document = _redacted(in_force.model_dump(mode="json", exclude={"defaults"}))
+    document = _redacted(in_force.model_dump(mode="json", exclude=spent))
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 

@@ -51,7 +51,7 @@ def with_tap(**changes: Any) -> dict[str, Any]:
         (with_backend(probe={"interval": 1}), ["backends.0.probe.interval: unknown key", "interval_s"]),
         (with_backend(gateway={"name": "egde", "server": "llm/a"}), ["backends.0.gateway.name", "'egde'", "edge"]),
         (with_backend(gateway={"name": "edge", "server": "a"}), ["backends.0.gateway.server", "'a'", "llm/a"]),
-        (with_backend(gateway={"name": "edge"}), ["backends.0.gateway.server", "must be there"]),
+        (with_backend(gateway={"name": "edge"}), ["backends.0.gateway.server", "must be there", "`pool`"]),
         (with_backend(gateway={"name": "edge", "server": ""}), ["backends.0.gateway.0.server", "at least 1 character"]),
         (with_tap(tap=None), ["backends.0.gateway.name: 't'", "'a' has none", "tap: {listen"]),
         (with_tap(gateway={"name": "t", "server": "llm/a"}), ["backends.0.gateway.server: 'llm/a'", "own name, 'a'"]),
@@ -85,7 +85,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
 @pytest.mark.parametrize(
     ("document", "key"),
     [
-        ({"discovery": [{"kind": "dns"}]}, "discovery"),
         ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
         ({"watchdog": {"baselines": "b.json"}}, "watchdog.baselines"),
         ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),

@@ -128,7 +128,7 @@ def _kept(before: Mapping[str, _Entry], listed: tuple[Found, ...], notes: list[s
             )
     missing = {name: _Entry(entry.found, entry.missed + 1) for name, entry in before.items() if name not in kept}
     limit = MISSES_OF_MANY if len(missing) > max(1, len(before) / 2) else MISSES
-    if limit > MISSES and missing:
+    if limit > MISSES and any(entry.missed < limit for entry in missing.values()):
         notes.append(f"{len(missing)} of {len(before)} backends are gone from the list at once: waiting for {limit} such lists")
     # A list that is another one each time must not grow for ever.
     kept.update(_first(((n, e) for n, e in missing.items() if e.missed < limit), MAX_TARGETS))
