@@ -109,11 +109,14 @@ def _watchdog(config: Config) -> Any:
 @app.command()
 def exporter(
     config: ConfigFile,
-    backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this backend; may be repeated.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", help="Only this listed backend, and no discovery; may be repeated.")
+    ] = None,
     listen: Listen = None,
     log_format: Format = None,
 ) -> None:
     """Run the exporter for some or all backends of the file."""
+    from tailkeeper.together import with_discovery
     from tailkeeper_exporter.app import serve
 
     set_up(log_format)
@@ -127,7 +130,10 @@ def exporter(
     collector = loaded.exporter.otlp.endpoint
     if collector is not None and is_same_server(collector, address):
         fail(USAGE, f"--listen: {address} is where exporter.otlp.endpoint leads ({collector}): spans would go round for ever")
-    _run(serve(chosen, loaded.exporter.model_copy(update={"listen": address})))
+    if backend and loaded.discovery:
+        typer.echo("tailkeeper: --backend: only what it names is watched; discovery is off", err=True)
+    discoverer = None if backend else loaded.discoverer()
+    _run(with_discovery(discoverer, serve(chosen, loaded.exporter.model_copy(update={"listen": address}), discoverer)))
 
 
 @app.command()
@@ -153,11 +159,13 @@ def up(config: ConfigFile, log_format: Format = None) -> None:
 
 @app.command("check-config")
 def check_config(config: ConfigFile) -> None:
-    """Validate the file and print what each policy can do at each backend."""
-    from tailkeeper.support import support_table
+    """Validate the file; print what each policy can do at each backend, and what each discovery finds now."""
+    from tailkeeper.support import found_now, support_table
 
     loaded = _load(config)
     typer.echo(support_table(loaded))
+    for line in found_now(loaded):
+        typer.echo(line)
     typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")
 
 

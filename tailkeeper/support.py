@@ -1,8 +1,17 @@
-"""The policy × backend table of ``check-config``: what would be enforced, what only observed, and why."""
+"""What ``check-config`` prints: what would be enforced at which backend and why, and what discovery finds now."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 from tailkeeper.config import Config
+
+if TYPE_CHECKING:
+    from tailkeeper_exporter.discovery import Listing
+
+FIND_S = 5.0
+"""For all discoveries at once: somebody waits in front of the terminal."""
 
 
 def support_table(config: Config) -> str:
@@ -24,3 +33,31 @@ def support_table(config: Config) -> str:
     rows.extend((name, "all", "not enforceable", "this policy is not in this version") for name in config.policies.unbuilt)
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join("  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in rows)
+
+
+def found_now(config: Config) -> list[str]:
+    """A line for each discovery: how many backends it finds now, or why none. A failure here is no fault of the file."""
+    if not config.discovery:
+        return []
+    from tailkeeper_exporter.discovery import DiscoveryError, ask_all, sources_of
+
+    answers = asyncio.run(ask_all(sources_of(config.discovery), FIND_S))
+    lines: list[str] = []
+    for name, answer in answers.items():
+        if isinstance(answer, DiscoveryError):
+            lines.append(f"{name}: cannot be asked now: {answer}")
+        else:
+            lines += [f"{name}: {line}" for line in (_counted(config, answer), *answer.notes)]
+    return lines
+
+
+def _counted(config: Config, listing: Listing) -> str:
+    """How many of a list can be watched, with the first problem of those that cannot."""
+    problems: list[str] = []
+    for found in listing.found:
+        try:
+            config.compose(found)
+        except ValueError as error:
+            problems.append(f"{found.name}: {error}")
+    left_out = f"; {len(problems)} of them left out: {problems[0]}" if problems else ""
+    return f"found {len(listing.found)} backends{left_out}"

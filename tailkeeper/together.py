@@ -1,12 +1,26 @@
-"""``tailkeeper up``: exporter and watchdog in one process, each with its own server."""
+"""Services that run beside each other: discovery beside either, and ``tailkeeper up``, exporter and watchdog in one process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from tailkeeper.config import Config
+
+if TYPE_CHECKING:
+    from tailkeeper_exporter.discovery import Discoverer
+
+
+async def with_discovery(discoverer: Discoverer[Any] | None, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` to its end, and discovery beside it. Raises what ``work`` raises."""
+    finding = None if discoverer is None else asyncio.create_task(discoverer.run(), name="discovery")
+    try:
+        await work
+    finally:
+        if finding is not None:
+            finding.cancel()
+            await asyncio.gather(finding, return_exceptions=True)
 
 
 async def run_together(config: Config, build_watchdog: Callable[[Config], Any]) -> None:
@@ -18,8 +32,10 @@ async def run_together(config: Config, build_watchdog: Callable[[Config], Any]) 
     for address, key in ((config.exporter.listen, "exporter.listen"), (config.watchdog.listen, "watchdog.listen")):
         bind(address, key).close()
     watchdog = build_watchdog(config)
+    discoverer = config.discoverer()
+    exporting = with_discovery(discoverer, serve(config.backends, config.exporter, discoverer))
     tasks = [
-        asyncio.create_task(serve(config.backends, config.exporter), name="exporter"),
+        asyncio.create_task(exporting, name="exporter"),
         asyncio.create_task(watchdog.run(), name="watchdog"),
     ]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import httpx
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 
 from tailkeeper_exporter.clients import Clients, headers_in
 from tailkeeper_exporter.collector import BackendCollector
+from tailkeeper_exporter.discovery import Discoverer
+from tailkeeper_exporter.found_collectors import FoundCollectors
 from tailkeeper_exporter.gpu import DeviceId, GpuSampler, GpuSnapshot, XidEvent, open_source
 from tailkeeper_exporter.gpu.xid import XidSeverity, xid_named
 from tailkeeper_exporter.node import NodeCpu
@@ -48,28 +51,32 @@ class Exporter:
         otlp: Otlp,
         clock: Callable[[], float],
         close: Callable[[], Any],
+        found: FoundCollectors | None = None,
     ) -> None:
         self._collectors = {collector.view.name: collector for collector in collectors}
         self._sampler = sampler
         self._clock = clock
         self._close = close
+        self._found = found
         self.ring = ring
         self.otlp = otlp
         self.app: Starlette = make_app(self, (otlp.route,), otlp.counts.series)
 
     @property
     def views(self) -> Mapping[str, BackendView]:
-        """The last that is known of each backend, in the order of the configuration."""
-        return {name: collector.view for name, collector in self._collectors.items()}
+        """The last that is known of each backend, in the order of the configuration, then of those that were found."""
+        configured = {name: collector.view for name, collector in self._collectors.items()}
+        return configured if self._found is None else {**configured, **self._found.views}
 
     def gpu_snapshot(self) -> GpuSnapshot:
         return self._sampler.snapshot()
 
     def waiting_for(self) -> tuple[str, ...]:
-        return tuple(name for name, collector in self._collectors.items() if not collector.first_round.is_set())
+        configured = tuple(name for name, collector in self._collectors.items() if not collector.first_round.is_set())
+        return configured if self._found is None else (*configured, *self._found.waiting_for())
 
     async def ready(self) -> None:
-        """Wait until every backend's first page read has ended, whatever came of it."""
+        """Wait until every configured backend's first page read has ended, whatever came of it."""
         for collector in self._collectors.values():
             await collector.first_round.wait()
 
@@ -85,6 +92,8 @@ class Exporter:
                 tasks.create_task(self.otlp.run())
                 for number, collector in enumerate(self._collectors.values()):
                     tasks.create_task(collector.run(number * step_s))
+                if self._found is not None:
+                    tasks.create_task(self._found.run())
         finally:
             await self._close()
 
@@ -106,28 +115,35 @@ def build(
     clock: Callable[[], float] = time.monotonic,
     log: Any = None,
     clients: Clients | None = None,
+    discoverer: Discoverer[Any] | None = None,
 ) -> Exporter:
-    """The parts, not yet running. Raises ``CredentialError`` or ``ValueError`` for a configuration that cannot work."""
+    """The parts, not yet running. Raises ``CredentialError`` or ``ValueError`` for a configuration that cannot work.
+
+    What ``discoverer`` finds is watched as well; to run it is the caller's.
+    """
     names = [backend.name for backend in backends]
     if len(set(names)) != len(names):
         raise ValueError(f"backends: names must differ, and {sorted(n for n in names if names.count(n) > 1)[0]!r} is there twice")
     clients = clients or Clients()
-    opened = [clients.make(backend) for backend in backends]
+    make = clients.make
     logger = structlog.get_logger("tailkeeper.exporter") if log is None else log
     sampler = GpuSampler(open_source(settings.gpu), settings.gpu.interval_s, clock, on_xid=partial(_log_xid, logger))
     cpu, large_pages = NodeCpu(), asyncio.Semaphore(1)
-    collectors = tuple(
-        BackendCollector(backend, settings, client, sampler, cpu, clock, logger, large_pages)
-        for backend, client in zip(backends, opened, strict=True)
-    )
+
+    def open_one(backend: BackendSettings) -> tuple[BackendCollector, httpx.AsyncClient]:
+        client = make(backend)
+        return BackendCollector(backend, settings, client, sampler, cpu, clock, logger, large_pages), client
+
+    opened = [open_one(backend) for backend in backends]
 
     async def close() -> None:
-        for client in opened:
+        for _, client in opened:
             await client.aclose()
 
     ring = RequestRing()
     otlp = _otlp(backends, settings.otlp, ring, sampler, clients, logger, clock)
-    return Exporter(collectors, sampler, ring, otlp, clock, close)
+    found = None if discoverer is None else FoundCollectors(discoverer, open_one, ring, SPREAD_S, logger)
+    return Exporter(tuple(collector for collector, _ in opened), sampler, ring, otlp, clock, close, found)
 
 
 def _otlp(
@@ -180,13 +196,15 @@ def server_config(app: Starlette) -> uvicorn.Config:
     )
 
 
-async def serve(backends: tuple[BackendSettings, ...], settings: ExporterSettings) -> None:
-    """Run the exporter until SIGINT or SIGTERM, then return.
+async def serve(
+    backends: tuple[BackendSettings, ...], settings: ExporterSettings, discoverer: Discoverer[Any] | None = None
+) -> None:
+    """Run the exporter until SIGINT or SIGTERM, then return. To run the discoverer is the caller's.
 
     Raises OSError where it cannot listen. A part that ends by an error ends all: an exporter that no longer watches must not
     go on answering.
     """
-    exporter = build(backends, settings)
+    exporter = build(backends, settings, discoverer=discoverer)
     with bind(settings.listen, "exporter.listen") as listening:
         server = Server(server_config(exporter.app))
         end_on_signals(server)

@@ -95,10 +95,14 @@ class RequestRing:
         self._appended = 0
 
     def append(self, record: RequestRecord) -> None:
-        """Keep a finished request. Its backend is one of the configured ones, so that the memory stays bounded."""
+        """Keep a finished request. Its backend is one that is watched, so that the memory stays bounded."""
         self._appended += 1
         self._records.append(record)
         self._recent.setdefault(record.backend, deque(maxlen=EXEMPLAR_RECORDS)).append(record)
+
+    def forget(self, backend: str) -> None:
+        """Of a backend that has gone nothing is shown any more. Its requests did happen, and stay for the readers."""
+        self._recent.pop(backend, None)
 
     def since(self, cursor: int, limit: int) -> Batch:
         """Records after ``cursor``, oldest first, at most ``limit``.

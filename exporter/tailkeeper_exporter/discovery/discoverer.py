@@ -66,6 +66,11 @@ async def ask_all(sources: Iterable[Source], deadline_s: float = DEADLINE_S) -> 
     return {source.name: answer for source, answer in zip(sources, answers, strict=True)}
 
 
+def pause_s(interval_s: float, waiting: int) -> float:
+    """Until the next listing, before jitter, where the last one left ``waiting`` changes."""
+    return min(interval_s, CATCH_UP_S) if waiting else interval_s
+
+
 def _with_engine(listing: Listing, engine: str) -> Listing:
     found = (f if f.key("engine") else replace(f, keys=tuple(sorted((*f.keys, ("engine", engine))))) for f in listing.found)
     return replace(listing, found=tuple(found))
@@ -118,9 +123,14 @@ class Discoverer(Generic[B]):
 
     async def _for_ever(self, source: Source) -> None:
         while True:
-            waiting = self.take(source.name, await ask(source, min(DEADLINE_S, source.interval_s)))
-            pause_s = min(source.interval_s, CATCH_UP_S) if waiting else source.interval_s
-            await asyncio.sleep(pause_s * self._uniform(1 - JITTER, 1 + JITTER))
+            answer = await ask(source, min(DEADLINE_S, source.interval_s))
+            try:
+                waiting = self.take(source.name, answer)
+            except Exception as error:
+                # The boundary of one listing: a bug in one turn costs that turn, and what was known stays.
+                waiting = 0
+                self._log.exception("internal error", source=source.name, error=type(error).__name__)
+            await asyncio.sleep(pause_s(source.interval_s, waiting) * self._uniform(1 - JITTER, 1 + JITTER))
 
     def take(self, source: str, answer: Listing | DiscoveryError) -> int:
         """Take one source's answer in and publish what follows from it; how many changes are left for the next listing."""

@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import yaml
+
 from tailkeeper_exporter.discovery.base import (
     KEY_LABELS,
     MAX_TARGETS,
@@ -79,14 +81,11 @@ class KubernetesLister:
         try:
             import aiohttp
             from kubernetes_asyncio import client
-            from kubernetes_asyncio.config import ConfigException
         except ImportError as error:
             raise DiscoveryError(_INSTALL) from error
         try:
             async with client.ApiClient(await self._configuration()) as connection:
                 yield client.CoreV1Api(connection)
-        except ConfigException as error:
-            raise DiscoveryError(f"{self._where}: no usable credentials: {_short(error)}") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise DiscoveryError(f"{self._where}: {type(error).__name__}: {_short(error)}") from error
 
@@ -95,11 +94,17 @@ class KubernetesLister:
 
         configuration = client.Configuration()
         file = self._settings.kubeconfig
-        if self._settings.in_cluster or (file is None and _is_in_cluster()):
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        else:
-            name = None if file is None else str(file)
-            await config.load_kube_config(config_file=name, client_configuration=configuration, persist_config=False)
+        try:
+            if self._settings.in_cluster or (file is None and _is_in_cluster()):
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            else:
+                name = _users_own() if file is None else str(file)
+                await config.load_kube_config(config_file=name, client_configuration=configuration, persist_config=False)
+        except config.ConfigException as error:
+            raise DiscoveryError(f"{self._where}: no usable credentials: {_short(error)}") from error
+        except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            # The loader checks little. Of what is in the file nothing is repeated.
+            raise DiscoveryError(f"{self._where}: no usable credentials: {type(error).__name__} in the kubeconfig") from error
         return configuration
 
     async def _all_pages(self, api: Any) -> Pods:
@@ -142,6 +147,16 @@ def _is_in_cluster() -> bool:
     from kubernetes_asyncio.config.incluster_config import SERVICE_HOST_ENV_NAME
 
     return bool(os.environ.get(SERVICE_HOST_ENV_NAME))
+
+
+def _users_own() -> str:
+    """Where kubectl looks. Raises ``DiscoveryError`` where nothing is: the loader would log that at each listing."""
+    from kubernetes_asyncio.config import kube_config
+
+    places: str = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    if not any(os.path.exists(os.path.expanduser(place)) for place in places.split(os.pathsep)):
+        raise DiscoveryError(f"kubernetes: this runs in no cluster, and there is no {places}; set kubeconfig or in_cluster")
+    return places
 
 
 def _short(error: BaseException) -> str:
