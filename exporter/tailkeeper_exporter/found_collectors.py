@@ -79,7 +79,7 @@ class FoundCollectors:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     found: tuple[BackendSettings, ...] = self._discoverer.backends
-                    self._follow(found, tasks)
+                    await self._follow(found, tasks)
                     # Time out only where there is something to be tried again.
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RETRY_S if self._refused else None):
@@ -89,7 +89,7 @@ class FoundCollectors:
                 await watched.client.aclose()
             self._watched.clear()
 
-    def _follow(self, found: tuple[BackendSettings, ...], tasks: asyncio.TaskGroup) -> None:
+    async def _follow(self, found: tuple[BackendSettings, ...], tasks: asyncio.TaskGroup) -> None:
         wanted = {backend.name: backend for backend in found}
         for name, watched in list(self._watched.items()):
             if wanted.get(name) != watched.settings:
@@ -99,14 +99,16 @@ class FoundCollectors:
         new = [backend for name, backend in wanted.items() if name not in self._watched]
         room = MAX_FOUND - len(self._watched)
         refused = {backend.name: f"more than {MAX_FOUND} found backends cannot be watched here" for backend in new[room:]}
-        refused |= self._begin(new[:room], tasks)
+        refused |= await self._begin(new[:room], tasks)
         self._say(refused)
         self._followed = found
 
-    def _begin(self, new: list[BackendSettings], tasks: asyncio.TaskGroup) -> dict[str, str]:
+    async def _begin(self, new: list[BackendSettings], tasks: asyncio.TaskGroup) -> dict[str, str]:
         """Watch these too; those that cannot be, and why."""
         refused: dict[str, str] = {}
         for number, backend in enumerate(new):
+            # Half a millisecond each: a page that is asked for meanwhile is not kept waiting for all of them.
+            await asyncio.sleep(0)
             try:
                 collector, client = self._open(backend)
             except (CredentialError, ValueError) as error:

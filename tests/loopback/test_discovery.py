@@ -161,7 +161,8 @@ async def test_a_vanished_backend_leaves_no_series_no_health_no_task_and_no_conn
             await until(lambda: {"one", "two"} <= set(exporter.views) and exporter.views["two"].state == "serving")
             exporter.ring.append(RequestRecord("two", trace_id="ab" * 16, e2e_s=1.0))
             assert series_of((await client.get("/metrics")).text, "two") > 20
-            tasks = len(asyncio.all_tasks())
+            assert exporter._found is not None
+            gone = exporter._found._watched["two"]
             told.found = (at("one", one),)
             await until(lambda: "two" not in exporter.views)
             page = (await client.get("/metrics")).text
@@ -169,7 +170,7 @@ async def test_a_vanished_backend_leaves_no_series_no_health_no_task_and_no_conn
             assert (await client.get("/healthz/two")).status_code == 404
             assert [b["backend"] for b in (await client.get("/healthz")).json()["backends"]] == ["listed", "one"]
             assert exporter.ring.exemplars("two") == {}
-            await until(lambda: len(asyncio.all_tasks()) < tasks)
+            assert await until(lambda: gone.task.done() and gone.client.is_closed) < 1.0
             asked = len(two.server.requests)
             await asyncio.sleep(0.3)
             assert len(two.server.requests) == asked
@@ -185,6 +186,8 @@ async def test_a_backend_that_comes_back_starts_anew_and_a_moved_one_is_watched_
             told.found = (at("a", other),)
             await until(lambda: "a" in exporter.views and exporter.views["a"].state == "serving")
             assert exporter.views["a"].settings.url == other.url
+            told.found = (at("a", one),)
+            await until(lambda: exporter.views["a"].settings.url == one.url and exporter.views["a"].state == "serving")
 
 
 async def test_a_hung_vanished_backend_is_gone_at_once_and_holds_up_nothing() -> None:
@@ -210,18 +213,19 @@ async def test_a_failing_discovery_takes_nobody_away() -> None:
 
 
 async def test_the_exporter_is_ready_once_the_first_listing_has_ended_and_stays_so_when_more_are_found() -> None:
-    async with engine() as one:
+    async with engine() as one, engine() as slow:
+        slow.silent()
         told = Told(at("a", one))
         told.release.clear()
-        async with following(telling(told)) as (_, client):
+        async with following(telling(told)) as (exporter, client):
             answer = await client.get("/readyz")
             assert (answer.status_code, answer.json()["waiting_for"]) == (503, ["discovery.0 (told)"])
             told.release.set()
             await until_ready(client)
             assert (await client.get("/healthz/a")).status_code in (200, 503)  # its first page read has ended
             assert (await client.get("/healthz/a")).json()["state"] != "unknown"
-            told.found = (at("a", one), Found("dead", "http://127.0.0.1:9"))
-            for _ in range(20):
+            told.found = (at("a", one), at("slow", slow))
+            while not (found := exporter.views.get("slow")) or not found.asked:
                 assert (await client.get("/readyz")).status_code == 200
                 await asyncio.sleep(0.01)
 

@@ -32,7 +32,7 @@ def test_every_yaml_block_is_a_configuration_that_is_accepted(page: Path) -> Non
 
 def test_the_configuration_page_names_every_section() -> None:
     (block,) = blocks((ROOT / "docs" / "configuration.md").read_text())
-    assert set(Config.model_fields) - {"discovery"} == set(yaml.safe_load(block))
+    assert set(Config.model_fields) == set(yaml.safe_load(block))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)

@@ -109,6 +109,14 @@ def test_a_flood_is_taken_in_by_pieces_and_the_rest_is_said_to_wait() -> None:
     assert registry.take("s", flood).waiting == 0
 
 
+def test_a_whole_fleet_that_goes_goes_by_pieces() -> None:
+    registry = Registry(["s"], {}, max_changes=3)
+    for _ in range(3):
+        registry.take("s", of(*(f"b{n}" for n in range(8))))
+    counts = [len(registry.take("s", of()).removed) for _ in range(MISSES_OF_MANY + 2)]
+    assert counts == [0] * (MISSES_OF_MANY - 1) + [3, 3, 2]
+
+
 def test_no_more_are_found_than_there_is_room_for_and_configured_ones_count() -> None:
     registry = Registry(["s"], {"c": "http://c"}, max_backends=3)
     changes = registry.take("s", of("x", "y", "z"))
