@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tailkeeper_watchdog.actuators import replicas as module
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.replicas import Answer, ReplicatedActuator, merge, replicated
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
@@ -118,9 +119,22 @@ async def test_what_was_last_written_decides_which_of_two_readings_is_told() -> 
         assert state.doubt
 
 
+async def test_a_server_is_not_unknown_to_a_gateway_of_which_a_replica_could_not_be_asked() -> None:
+    state = (await pair(Scripted("edge#1", answer=ERROR), Scripted("edge#2", answer=None)).read(("a",), 1.0))["a"]
+    assert state.values == {}
+    assert "edge#1 was not read" in state.doubt
+
+
+async def test_what_was_written_is_remembered_of_a_bounded_number_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WRITTEN", 3)
+    both = ReplicatedActuator("edge", {"edge#1": Scripted("edge#1"), "edge#2": Scripted("edge#2")})
+    for server in ("a", "b", "c", "a", "d", "e"):
+        await both.write(server, {Knob.WEIGHT: 0.5}, 1.0)
+    assert [server for server, _ in both._written] == ["a", "d", "e"], "the last written ones"
+
+
 async def test_a_server_that_no_replica_knows_is_left_out_and_a_read_fails_only_where_all_fail() -> None:
     assert await pair(Scripted("edge#1", answer=None), Scripted("edge#2", answer=None)).read(("a",), 1.0) == {}
-    assert await pair(Scripted("edge#1", answer=ERROR), Scripted("edge#2", answer=None)).read(("a",), 1.0) == {}
     with pytest.raises(ActuatorError) as caught:
         await pair(Scripted("edge#1", answer=ERROR), Scripted("edge#2", answer=ERROR)).read(("a",), 1.0)
     assert (caught.value.gateway, caught.value.kind) == ("edge", ErrorKind.TIMEOUT)

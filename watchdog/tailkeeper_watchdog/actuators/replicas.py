@@ -20,6 +20,9 @@ from tailkeeper_watchdog.model import Knob, KnobValue
 Answer = ServerState | ActuatorError | None
 """What one replica says of one server: its state, why it could not tell, or that it knows no such server."""
 
+MAX_WRITTEN = 20_000
+"""Written values remembered: weight and admission of the largest fleet. Servers come and go; the oldest are forgotten."""
+
 _URGENCY = (
     ErrorKind.UNAUTHORIZED,
     ErrorKind.NOT_FOUND,
@@ -52,7 +55,7 @@ class ReplicatedActuator:
     name: str
     replicas: Mapping[str, Actuator]
     _written: dict[tuple[str, Knob], KnobValue] = field(default_factory=dict)
-    """Last written values, only to choose among differing readings; bounded by servers × knobs of the configuration."""
+    """Last written values, oldest first, only to choose among differing readings."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -73,7 +76,7 @@ class ReplicatedActuator:
         merged: dict[str, ServerState] = {}
         for server in servers:
             answers = [read if isinstance(read, ActuatorError) else read.get(server) for read in reads]
-            if any(isinstance(answer, ServerState) for answer in answers):
+            if any(answer is not None for answer in answers):  # one that could not be asked may well know it
                 written = {knob: value for (of, knob), value in self._written.items() if of == server}
                 merged[server] = merge(dict(zip(self.replicas, answers, strict=True)), written)
         return merged
@@ -83,7 +86,7 @@ class ReplicatedActuator:
         clock = asyncio.get_running_loop().time
         errors: list[ActuatorError] = []
         async with turn(self._lock, self.name, server, deadline_s) as ends_at:
-            self._written.update({(server, knob): value for knob, value in values.items()})
+            self._note(server, values)
             for left, replica in zip(range(len(self.replicas), 0, -1), self.replicas.values(), strict=True):
                 try:
                     await replica.write(server, values, max(0.0, ends_at - clock()) / left)
@@ -91,6 +94,13 @@ class ReplicatedActuator:
                     errors.append(error)
         if errors:
             raise self._failed(server, errors)
+
+    def _note(self, server: str, values: Mapping[Knob, KnobValue]) -> None:
+        for knob, value in values.items():
+            self._written.pop((server, knob), None)
+            self._written[server, knob] = value
+        while len(self._written) > MAX_WRITTEN:
+            del self._written[next(iter(self._written))]
 
     def _failed(self, server: str, errors: list[ActuatorError]) -> ActuatorError:
         """All that failed in one error. A permanent kind comes first: people must hear of it.
@@ -116,7 +126,7 @@ async def _read(replica: Actuator, servers: tuple[str, ...], deadline_s: float) 
 
 
 def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> ServerState:
-    """One state from what each replica says of one server; at least one of them has told a state."""
+    """One state from what each replica says of one server; it has no values where none of them has told any."""
     states = {replica: answer for replica, answer in answers.items() if isinstance(answer, ServerState)}
     doubts = [_silence(replica, answer) for replica, answer in answers.items() if not isinstance(answer, ServerState)]
     doubts += [f"{replica}: {state.doubt}" for replica, state in states.items() if state.doubt]
