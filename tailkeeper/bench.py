@@ -73,6 +73,9 @@ class SyntheticSource:
     async def collect(self, now: float, deadline_s: float) -> Collected:
         return self._next
 
+    def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
+        self._names = backends
+
     def _one(self, name: str, now: float) -> BackendObservation:
         sick = name in self._sick or name == self._passing
         done = 10.0 * self._ticks
@@ -132,7 +135,7 @@ def build_loop(
     guards = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=60)
     return Loop(
         Parts(
-            backends=backends,
+            fleet=lambda: backends,
             source=source,
             reconciler=Reconciler(actuators, ledger, log, guards.lease_s, time.time),
             ledger=ledger,

@@ -123,7 +123,8 @@ async def console(world: World, token: str | None = None) -> AsyncIterator[tuple
 def with_model(world: World, model: str) -> World:
     """The same world, its backends serving ``model``."""
     parts = world.loop.parts
-    world.loop.parts = replace(parts, backends=tuple(replace(backend, model=model) for backend in parts.backends))
+    backends = tuple(replace(backend, model=model) for backend in parts.fleet())
+    world.loop.parts = replace(parts, fleet=lambda: backends)
     return world
 
 

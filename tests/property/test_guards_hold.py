@@ -1,6 +1,7 @@
 """Whatever happens, in whatever order: the cap holds after every action, a pool is never emptied, unknown harms nobody.
 
-A hypothesis state machine over the whole watchdog with a fake gateway: faults, silence, foreign hands, crashes.
+A hypothesis state machine over the whole watchdog with a fake gateway: faults, silence, foreign hands, crashes, and
+backends that vanish from the fleet, from the gateway or from both, and come back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.guards import cap_of
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
+from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, KnobValue
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 
@@ -51,14 +52,16 @@ class Watching(RuleBasedStateMachine):
         gateway.write = checked  # type: ignore[method-assign]
 
     def _out(self) -> set[str]:
+        """Members of the fleet that get less than half of their traffic: whoever has left it counts in no pool."""
         gateway = self.world.gateway
-        return self.world.out() | {n for n, there in gateway.in_service.items() if not there}
+        out = self.world.out() | {n for n, there in gateway.in_service.items() if not there}
+        return out & self.world.loop.fleet.names
 
     def _judge(self, server: str, before: set[str], after: set[str]) -> None:
         """A write that took somebody out must have been allowed to."""
         if server not in after - before:
             return
-        size = len(self.world.sick)
+        size = len(self.world.loop.fleet.names)
         if len(after) > cap_of(size, self.guards):
             self.problems.append(f"{sorted(after)} out of {size} after taking out {server}")
         if len(after) >= size:
@@ -75,17 +78,50 @@ class Watching(RuleBasedStateMachine):
     def silence(self, data: st.DataObject, silent: bool) -> None:
         self.world.sick[data.draw(st.sampled_from(sorted(self.world.sick)))].silent = silent
 
+    @precondition(lambda self: self.world.gateway.values)
     @rule(data=st.data(), admission=st.sampled_from([SERVE, DRAIN]))
     def foreign_admission(self, data: st.DataObject, admission: str) -> None:
-        self.world.gateway.values[data.draw(st.sampled_from(sorted(self.world.sick)))][Knob.ADMISSION] = admission
+        self.world.gateway.values[self._server(data)][Knob.ADMISSION] = admission
 
+    @precondition(lambda self: self.world.gateway.values)
     @rule(data=st.data(), weight=st.sampled_from([0.0, 0.2, 0.8, 1.0]))
     def foreign_weight(self, data: st.DataObject, weight: float) -> None:
-        self.world.gateway.values[data.draw(st.sampled_from(sorted(self.world.sick)))][Knob.WEIGHT] = weight
+        self.world.gateway.values[self._server(data)][Knob.WEIGHT] = weight
 
+    @precondition(lambda self: self.world.gateway.values)
     @rule(data=st.data(), there=st.booleans())
     def health_check_of_the_gateway(self, data: st.DataObject, there: bool) -> None:
-        self.world.gateway.in_service[data.draw(st.sampled_from(sorted(self.world.sick)))] = there
+        self.world.gateway.in_service[self._server(data)] = there
+
+    def _server(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.world.gateway.values)))
+
+    @rule(name=st.sampled_from("abcdefg"), seconds=st.sampled_from([0.5, 1.0, 8.0]))
+    def one_comes_or_goes(self, name: str, seconds: float) -> None:
+        self._find({b.name for b in self.world.backends} ^ {name})
+        self.time_passes(seconds)
+
+    @rule(names=st.sets(st.sampled_from("abcdefg")))
+    def many_come_and_go(self, names: set[str]) -> None:
+        self._find(names)
+
+    def _find(self, names: set[str]) -> None:
+        """Whoever comes back is new: what was heard of it before is no evidence."""
+        self.heard.update(dict.fromkeys(names - {b.name for b in self.world.backends}, (State.UNKNOWN, -1000000000.0)))
+        self.world.find(*sorted(names))
+
+    @precondition(lambda self: self.world.backends)
+    @rule(data=st.data(), seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def one_hangs(self, data: st.DataObject, seconds: float) -> None:
+        """Without this, chance alone seldom finds somebody to take out."""
+        sick = self.world.sick[data.draw(st.sampled_from([b.name for b in self.world.backends]))]
+        sick.state, sick.silent = State.HUNG, False
+        self.time_passes(seconds)
+
+    @precondition(lambda self: self.world.gateway.values)
+    @rule(data=st.data())
+    def the_gateway_forgets_a_server(self, data: st.DataObject) -> None:
+        self.world.gateway.remove(self._server(data))
 
     @rule(kind=st.sampled_from([None, ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT]), lies=st.booleans())
     def gateway_fault(self, kind: ErrorKind | None, lies: bool) -> None:
@@ -122,6 +158,14 @@ class Watching(RuleBasedStateMachine):
         keys = [(lease.target, lease.knob) for lease in self.world.ledger.leases()]
         assert len(keys) == len(set(keys))
 
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def nothing_is_known_of_whoever_is_gone(self) -> None:
+        loop, names = self.world.loop, self.world.loop.fleet.names
+        about = {f.backend for f in loop.memory.book.open_findings if f.kind is not FindingKind.COMMON_CAUSE}
+        assert about <= names, about - names
+        assert {*loop._changed_at, *loop._released_at} <= names
+
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self._recovery_is_never_blocked()
@@ -131,6 +175,8 @@ class Watching(RuleBasedStateMachine):
     def _recovery_is_never_blocked(self) -> None:
         """All well again, nobody meddling: within a bounded time nothing of ours is left, even while paused."""
         self.world.gateway.fails, self.world.gateway.lies = None, False
+        for backend in self.world.backends:
+            self.world.gateway.add(backend.name)
         for sick in self.world.sick.values():
             sick.state, sick.silent = State.SERVING, False
         self.time_passes(700.0 if self.world.ledger.attempts(self.world.clock.wall()) else 60.0)

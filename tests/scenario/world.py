@@ -57,6 +57,15 @@ class FakeGateway:
         self.fails: ErrorKind | None = None
         self.partial_weights = True
 
+    def add(self, server: str) -> None:
+        """A server with its normal weight, unless it is there already."""
+        self.values.setdefault(server, {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE})
+        self.in_service.setdefault(server, True)
+
+    def remove(self, server: str) -> None:
+        """As a person takes a server out of the gateway's own configuration."""
+        del self.values[server], self.in_service[server]
+
     def supports(self, knob: Knob) -> Support:
         return Support(True) if knob in (Knob.WEIGHT, Knob.ADMISSION) else Support(False, f"a fake gateway has no {knob}")
 
@@ -68,6 +77,8 @@ class FakeGateway:
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
         if self.fails is not None:
             raise ActuatorError(self.fails, self.name, server, "told to fail")
+        if server not in self.values:
+            raise ActuatorError(ErrorKind.NOT_FOUND, self.name, server, "no such server")
         for knob, value in values.items():
             if knob is Knob.WEIGHT and not self.partial_weights and value not in (0.0, 1.0):
                 raise ActuatorError(ErrorKind.REFUSED, self.name, server, "whole weights only")
@@ -130,15 +141,13 @@ class World:
     def start(self) -> None:
         """(Re)start the watchdog on the same ledger: what a crash leaves is what the ledger and the gateway hold."""
         self.ledger = Ledger(str(self._path))
+        self.backends = tuple(self.backend(n) for n in self._names)
         log = DecisionLog(self.ledger, self.clock.wall)
         self._last = LastWord(self._names, self._stale)
         self.switches = Switches(self.ledger, self._guards.pause_file, self.clock.wall)
         self.loop = Loop(
             Parts(
-                backends=tuple(
-                    Backend(n, "m", (Target("edge", n, self.pool),), {"az": self._zones[n]} if n in self._zones else {})
-                    for n in self._names
-                ),
+                fleet=lambda: self.backends,
                 source=self,
                 reconciler=Reconciler({"edge": self.gateway}, self.ledger, log, self._guards.lease_s, self.clock.wall),
                 ledger=self.ledger,
@@ -156,6 +165,23 @@ class World:
                 wall=self.clock.wall,
             )
         )
+
+    def backend(self, name: str, server: str = "", url: str = "") -> Backend:
+        """A backend as the configuration would have it, at the server of its own name unless another is given."""
+        labels = {"az": self._zones[name]} if name in self._zones else {}
+        return Backend(name, "m", (Target("edge", server or name, self.pool),), labels, url)
+
+    def find(self, *names: str) -> None:
+        """From the next tick on the fleet is these, whatever the gateway knows; those that stay are the same ones."""
+        known = {b.name: b for b in self.backends}
+        self._names = names
+        self.backends = tuple(known.get(n) or self.backend(n) for n in names)
+        for name in names:
+            self.sick.setdefault(name, Sick())
+            self.gateway.add(name)
+
+    def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
+        self._last.follow(backends, new, now)
 
     def slow_weight(self, share: float) -> None:
         """Restart with another weight for what is slow or under pressure."""
@@ -178,7 +204,7 @@ class World:
 
     def _observe(self, name: str, sick: Sick) -> BackendObservation:
         now = self.clock.now
-        if sick.state.takes_work and self.gateway.values[name][Knob.ADMISSION] != DRAIN:
+        if sick.state.takes_work and self.gateway.values.get(name, {}).get(Knob.ADMISSION) != DRAIN:
             _serve(sick)
         values = {
             f"{catalog.REQUESTS.name}{{ok}}": sick.ok,

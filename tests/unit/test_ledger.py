@@ -56,6 +56,13 @@ def test_attempts_are_remembered_across_restarts_and_forgotten_after_an_hour(pat
     assert ledger.attempts(200.0 + ATTEMPT_MEMORY_S + 1) == {}
 
 
+def test_attempts_of_names_that_come_and_go_are_not_kept_for_ever(path: Path) -> None:
+    ledger = Ledger(path)
+    for number in range(100):
+        ledger.count_attempt(f"pod-{number}", number * ATTEMPT_MEMORY_S / 2)
+    assert ledger._run("SELECT count(*) FROM attempts").fetchone() == (2,)
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="is the folder there"):
         Ledger(tmp_path / "nowhere" / "ledger.db")

@@ -21,6 +21,8 @@ from structlog.testing import capture_logs
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.findings import Book, close_gone
+from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.model import (
     Backend,
     DesiredState,
@@ -34,7 +36,7 @@ from tailkeeper_watchdog.model import (
     Share,
     Target,
 )
-from tailkeeper_watchdog.notify import MAX_ALERTS, Alert, Notifier, alerts_for, score_band
+from tailkeeper_watchdog.notify import MAX_ALERTS, Alert, Notifier, alerts_for, lately_closed, score_band
 from tests.e2e.real_programs import RealPrograms, wait_until
 from tests.e2e.real_programs import programs as programs
 from tests.e2e.tiny_servers import answer, body_of, serving
@@ -179,6 +181,31 @@ def test_a_policy_that_only_observes_is_no_strategy() -> None:
     (alert,) = _alerts(_finding(), desired=(_wish(Mode.OBSERVE),))
     assert alert["labels"]["self_heal_strategy"] == "none"
     assert "mode observe" in alert["annotations"]["actions"]
+
+
+async def test_an_alert_about_a_backend_that_is_gone_ends_under_its_own_labels_and_says_why() -> None:
+    """With the backend its pool and score are gone too, so the labels of its end alone would name another alert."""
+    scores = {"a": _score(0.5)}
+    with _fake() as fake:
+        async with _running(_notifier(fake.url)) as notifier:
+            notifier.offer(_alerts(_finding(), scores=scores, desired=(_wish(),)), frozenset({"a"}))
+            (told,) = await fake.after(1)
+            book = close_gone(Book({(FindingKind.HUNG, "a", ""): _finding()}, {}), frozenset({"a"}), GONE, 1.7e9 + 60)
+            assert book.open == {}
+            ended = alerts_for(lately_closed(book, 1.7e9 + 61), {}, (), (), CONSOLE)
+            notifier.offer(ended, frozenset({"lonely"}))
+            over = (await fake.after(2))[1]
+    assert sorted(_names(over)) == [("BackendHung", "a", True), ("HealthDegraded", "a", True)]
+    assert {tuple(a["labels"].items()) for a in over} == {tuple(a["labels"].items()) for a in told}
+    assert [a["annotations"]["summary"].partition("; over: ")[2] for a in over] == [GONE, GONE]
+    assert next(a for a in over if "finding" in a["annotations"])["endsAt"] == "2023-11-14T22:14:20+00:00"
+
+
+def test_an_end_is_told_for_some_minutes_in_the_order_of_the_ends() -> None:
+    closed = tuple(replace(_finding(backend=f"b{n}"), until_unix_s=float(n)) for n in range(1_000))
+    told = lately_closed(Book(closed=closed), 1_000.0)
+    assert [f.until_unix_s for f in told] == [float(n) for n in range(701, 1_000)]
+    assert len(lately_closed(Book(closed=closed), 0.0)) == MAX_ALERTS, "no more than one post has, also after a clock step"
 
 
 def test_information_is_no_alert() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import requests
 import uvicorn
@@ -27,7 +27,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
-from tailkeeper_watchdog.notify import Notifier, alerts_for
+from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
@@ -45,15 +45,38 @@ def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
         server = ref.server or settings.name  # left out for a tap, whose name is the backend's own
         before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
         targets.append(Target(ref.name, server, ref.pool or before_slash))
-    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels))
+    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels), settings.url)
+
+
+Found = Callable[[], tuple[WatchedBackend, ...]]
+"""The backends that something else than the configuration has found, as of now; the same tuple while nothing changes."""
+
+
+class WholeFleet:
+    """The configured backends and the found ones as the loop wants them; worked out anew only when the found ones change.
+
+    ``kinds`` maps gateway names to their kind. Who finds them sees to it that no name is there twice.
+    """
+
+    def __init__(self, configured: tuple[WatchedBackend, ...], found: Found | None, kinds: Mapping[str, str]) -> None:
+        self._found, self._kinds = found, kinds
+        self._configured = tuple(backend_of(b, kinds) for b in configured)
+        self._given: tuple[WatchedBackend, ...] = ()
+        self._backends = self._configured
+
+    def __call__(self) -> tuple[Backend, ...]:
+        given = self._given if self._found is None else self._found()
+        if given is not self._given:
+            self._given = given
+            self._backends = (*self._configured, *(backend_of(b, self._kinds) for b in given))
+        return self._backends
 
 
 def policy_modes(policies: PoliciesSettings) -> dict[str, Mode]:
     return {policy.name: getattr(policies, policy.name).mode for policy in POLICIES}
 
 
-def build_source(config: Configuration) -> Source:
-    names = tuple(b.name for b in config.backends)
+def build_source(config: Configuration, names: tuple[str, ...]) -> Source:
     source = config.watchdog.source
     if isinstance(source, PrometheusSourceSettings):
         session = requests.Session()
@@ -78,10 +101,11 @@ def few_collections() -> None:
 
 
 class Watchdog:
-    """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly."""
+    """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly. ``found`` is asked once a tick for the backends
+    that are watched beside the configured ones; whatever finds them runs elsewhere."""
 
-    def __init__(self, config: Configuration) -> None:
-        kinds = {g.name: g.kind for g in config.gateways}
+    def __init__(self, config: Configuration, found: Found | None = None) -> None:
+        fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
         self.ledger = Ledger(config.watchdog.state)
         decisions = DecisionLog(self.ledger, time.time)
@@ -91,8 +115,8 @@ class Watchdog:
         modes = policy_modes(config.policies)
         self.loop = Loop(
             Parts(
-                backends=tuple(backend_of(b, kinds) for b in config.backends),
-                source=build_source(config),
+                fleet=fleet,
+                source=build_source(config, tuple(b.name for b in fleet())),
                 reconciler=Reconciler(actuators, self.ledger, decisions, config.guards.lease_s, time.time),
                 ledger=self.ledger,
                 decisions=decisions,
@@ -113,9 +137,11 @@ class Watchdog:
         self._durations.observe(record.duration_s)
         if self._notifier is not None:
             book = self.loop.memory.book
-            findings = (*book.open_findings, *book.closed[-50:])
+            findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
             url = f"http://{self._config.watchdog.listen}/"
-            self._notifier.offer(alerts_for(findings, record.situation.scores, self.loop.parts.backends, record.desired, url))
+            fleet = self.loop.fleet
+            alerts = alerts_for(findings, record.situation.scores, fleet.backends, record.desired, url)
+            self._notifier.offer(alerts, fleet.names)
 
     async def run(self, listen: str | None = None) -> None:
         """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network.

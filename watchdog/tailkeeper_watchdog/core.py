@@ -14,7 +14,9 @@ import numpy as np
 
 from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
-from tailkeeper_watchdog.findings import Book, update
+from tailkeeper_watchdog.findings import Book, close_gone, update
+from tailkeeper_watchdog.fleet import GONE
+from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.guards import GuardContext, judge
 from tailkeeper_watchdog.model import (
     EMPTY,
@@ -26,9 +28,10 @@ from tailkeeper_watchdog.model import (
     Severity,
     Situation,
     Slo,
+    Target,
     Verdict,
 )
-from tailkeeper_watchdog.plan import ReturnMemory
+from tailkeeper_watchdog.plan import ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
 from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
@@ -70,6 +73,23 @@ class Memory:
     policies: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     book: Book = field(default_factory=Book)
     returning: ReturnMemory = field(default_factory=ReturnMemory)
+
+
+def forget(memory: Memory, gone: frozenset[str], targets: frozenset[Target], wall: float) -> Memory:
+    """The memory without the backends that are gone. What was open about them closes at ``wall`` with that reason.
+
+    ``targets`` are the servers that somebody still has to do with: the fleet's, and those on which a lease lies.
+    """
+    before, detectors, policies = memory, {d.name: d for d in DETECTORS}, {p.name: p for p in POLICIES}
+    return Memory(
+        histories=without(before.histories, gone),
+        uptimes=without(before.uptimes, gone),
+        rings=without(before.rings, gone),
+        detectors={name: detectors[name].forget(held, gone) for name, held in before.detectors.items()},
+        policies={name: policies[name].forget(held, gone) for name, held in before.policies.items()},
+        book=close_gone(before.book, gone, GONE, wall),
+        returning=forgotten(before.returning, gone, targets),
+    )
 
 
 def score_fleet(

@@ -53,6 +53,10 @@ class DecisionLog:
         self._said[key] = (line, now)
         return before is not None and before[0] == line and now - before[1] < FORGET_AFTER_S
 
+    def forget_backends(self, gone: frozenset[str]) -> None:
+        """What was said of these counts no longer as said."""
+        self._said = {key: said for key, said in self._said.items() if key[1] not in gone}
+
     def forget_old(self) -> None:
         """Drop what did not recur; called once a tick."""
         now = self._wall()

@@ -52,6 +52,25 @@ def update(book: Book, symptoms: tuple[Symptom, ...], detectors: tuple[Detector,
     return Book(opened, last_seen, tuple(closed[-MAX_CLOSED:]))
 
 
+CLOSED_BECAUSE = "closed_because"
+"""Key in the evidence of a finding that something else than fresh evidence has closed."""
+
+
+def close_gone(book: Book, gone: frozenset[str], reason: str, wall: float) -> Book:
+    """The book without open findings about backends that are gone: they end now, and say why."""
+    over = [key for key in book.open if key[1] in gone]
+    if not over:
+        return book
+    closed = tuple(_closed(book.open[key], reason, wall) for key in over)
+    kept = {key: finding for key, finding in book.open.items() if key[1] not in gone}
+    return Book(kept, {key: book.last_seen[key] for key in kept}, (*book.closed, *closed)[-MAX_CLOSED:])
+
+
+def _closed(finding: Finding, reason: str, wall: float) -> Finding:
+    summary = f"{finding.summary}; over: {reason}"
+    return replace(finding, until_unix_s=wall, summary=summary, evidence={**finding.evidence, CLOSED_BECAUSE: reason})
+
+
 def _opened(known: Finding | None, symptom: Symptom, wall: float) -> Finding:
     since = known.since_unix_s if known else wall
     name = known.id if known else f"{symptom.kind}:{symptom.backend}:{symptom.signal}:{wall:.3f}".replace("::", ":")

@@ -183,6 +183,8 @@ class Ledger:
     def count_attempt(self, backend: str, now: float) -> int:
         """One more removal of this backend; returns how many within the memory."""
         count = self.attempts(now).get(backend, 0) + 1
+        # Names come and go with the fleet: those whose memory is over go with it.
+        self._run("DELETE FROM attempts WHERE last <= ?", (now - ATTEMPT_MEMORY_S,))
         self._run("INSERT OR REPLACE INTO attempts (backend, count, last) VALUES (?,?,?)", (backend, count, now))
         return count
 

@@ -19,8 +19,10 @@ from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom
+from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext
 from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
 from tailkeeper_watchdog.model import (
     DRAIN,
     Backend,
@@ -54,7 +56,8 @@ ACT_DEADLINE_S = 2.0
 class Parts:
     """What the loop is put together from."""
 
-    backends: tuple[Backend, ...]
+    fleet: Callable[[], tuple[Backend, ...]]
+    """The backends as of now, asked once a tick; the same tuple while nothing has changed."""
     source: Source
     reconciler: Reconciler
     ledger: Ledger
@@ -74,6 +77,15 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+MAX_NAMES_LOGGED = 10
+
+
+def _some(names: frozenset[str]) -> list[str]:
+    """The first of them in the alphabet: a flood of changes is one line of the log."""
+    listed, more = sorted(names)[:MAX_NAMES_LOGGED], len(names) - MAX_NAMES_LOGGED
+    return [*listed, f"and {more} more"] if more > 0 else listed
+
+
 class Loop:
     """Owns the memory. ``on_tick`` is called after each tick with its record, from the same task."""
 
@@ -82,7 +94,8 @@ class Loop:
         self.memory = Memory()
         self.latest: TickRecord | None = None
         self.report = GatewayReport({}, {})
-        self.support = parts.reconciler.support(parts.backends)
+        self.fleet = succeeded(Fleet(), parts.fleet(), (), 0.0)
+        self.support = parts.reconciler.support(self.fleet.backends)
         self._on_tick = on_tick
         self._tick = 0
         self._changed_at: dict[str, float] = {}
@@ -125,7 +138,8 @@ class Loop:
 
     async def _steps(self, started: float) -> TickRecord:
         parts = self.parts
-        leases = adopted(parts.ledger.leases(), parts.backends)
+        self._follow()
+        leases = adopted(parts.ledger.leases(), self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
         snapshot = self._snapshot(collected)
         memory, situation = core.score_fleet(snapshot, collected.records, self.memory, parts.rules)
@@ -140,6 +154,37 @@ class Loop:
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
         return self._record(started, situation, desired, verdicts, decisions)
 
+    def _follow(self) -> None:
+        """Take the fleet as it is now. Whoever is gone takes along what was known of it; nothing is done at a gateway here.
+
+        The holds of operators end first, because only that can fail: then the same change is found at the next tick. A hold
+        is on a name, and stays where the name does.
+        """
+        parts = self.parts
+        backends = parts.fleet()
+        if backends is self.fleet.backends:
+            return
+        now, leases = parts.monotonic(), parts.ledger.leases()
+        changed = turnover(self.fleet, backends)
+        if changed.vanished:
+            parts.switches.end_holds(changed.vanished)
+        self.fleet = succeeded(self.fleet, backends, leases, now)
+        self.support = parts.reconciler.support(backends)
+        parts.source.follow(tuple(b.name for b in backends), changed.new, now)
+        self._forget(changed.gone, leases)
+        log.info("the fleet changed", backends=len(backends), new=_some(changed.new), gone=_some(changed.gone), tick=self._tick)
+
+    def _forget(self, gone: frozenset[str], leases: tuple[Lease, ...]) -> None:
+        """Nothing that is remembered by backend outlives its backend, so memory is bounded by the fleet and the leases."""
+        names = self.fleet.names - gone
+        targets = frozenset(t for b in self.fleet.backends for t in b.targets) | {lease.target for lease in leases}
+        self.memory = core.forget(self.memory, gone, targets, self.parts.wall())
+        self._changed_at = {name: at for name, at in self._changed_at.items() if name in names}
+        self._released_at = {name: at for name, at in self._released_at.items() if name in names}
+        self._contended_until = {key: until for key, until in self._contended_until.items() if key[0] in names}
+        self._backoff.keep(targets)
+        self.parts.decisions.forget_backends(gone)
+
     async def _collect(self, now: float, leases: tuple[Lease, ...]) -> tuple[Collected, GatewayReport]:
         """Exporters and gateways side by side: the evidence and what is in force are of the same moment.
 
@@ -148,12 +193,12 @@ class Loop:
         deadline = min(COLLECT_DEADLINE_S, max(0.2, self.parts.tick_s))
         return await asyncio.gather(
             self.parts.source.collect(now, deadline),
-            self.parts.reconciler.read((*self.parts.backends, *as_backends(leases)), deadline),
+            self.parts.reconciler.read((*self.fleet.backends, *as_backends(leases)), deadline),
         )
 
     def _snapshot(self, collected: Collected) -> FleetSnapshot:
         return FleetSnapshot(
-            self._tick, self.parts.monotonic(), self.parts.wall(), self.parts.backends, collected.observations, collected.error
+            self._tick, self.parts.monotonic(), self.parts.wall(), self.fleet.backends, collected.observations, collected.error
         )
 
     def _contended_symptoms(self) -> tuple[Symptom, ...]:
@@ -177,7 +222,7 @@ class Loop:
             snapshot=situation.snapshot,
             settings=self.parts.guards,
             stale_after_s=situation.stale_after_s,
-            leases=leases,
+            leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
             servers=self.report.servers,
             support=self.support,
             paused=self.parts.switches.paused(),
@@ -190,25 +235,46 @@ class Loop:
     def _plan(
         self, situation: Situation, memory: Memory, verdicts: tuple[Verdict, ...], leases: tuple[Lease, ...]
     ) -> tuple[Memory, tuple[Change, ...]]:
+        held = frozenset(self.parts.switches.holds())
         given = PlanInput(
             situation=situation,
             settings=self.parts.guards,
             wishes=tuple(v.desired for v in verdicts if v.allowed),
             blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
-            leases=leases,
+            leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
             servers=self.report.servers,
             attempts=self.parts.ledger.attempts(self.parts.wall()),
-            held=frozenset(self.parts.switches.holds()),
+            held=held,
         )
         returning, changes = plan(given, memory.returning)
+        changes = (*changes, *self._leftovers(situation.snapshot, leases, held))
         return replace(memory, returning=returning), self._backoff.ready(changes, situation.snapshot.now)
+
+    def _leftovers(self, snapshot: FleetSnapshot, leases: tuple[Lease, ...], held: frozenset[str]) -> tuple[Change, ...]:
+        nobodys = tuple(lease for lease in leases if not self.fleet.owns(lease))
+        if not nobodys:
+            return ()
+        return leftovers(
+            LeftoverInput(
+                self.fleet,
+                nobodys,
+                self.report.servers,
+                frozenset(self.report.errors),
+                self.parts.guards,
+                snapshot.now,
+                snapshot.time_unix_s,
+                held,
+            )
+        )
 
     async def _act(self, changes: tuple[Change, ...]) -> Executed:
         executed = await self.parts.reconciler.execute(changes, self._tick, ACT_DEADLINE_S)
         now, wall = self.parts.monotonic(), self.parts.wall()
         self._backoff.learn(changes, executed.failed, now)
         self._changed_at.update(dict.fromkeys(executed.changed, now))
-        self._contended_until.update(dict.fromkeys(executed.contended, wall + self.parts.guards.lease_s))
+        # A foreign hand at a server that nobody owns any more is nobody's trouble.
+        ours = {(c.backend, c.knob) for c in changes if c.lease is not None and self.fleet.owns(c.lease)}
+        self._contended_until.update(dict.fromkeys(executed.contended & ours, wall + self.parts.guards.lease_s))
         for change in changes:
             new = change.kind is ChangeKind.APPLY and change.lease is None and change.value == DRAIN
             if new and change.backend in executed.changed:
@@ -265,7 +331,7 @@ class Loop:
         )
 
     def _failed(self, started: float, error: str) -> TickRecord:
-        snapshot = FleetSnapshot(self._tick, started, self.parts.wall(), self.parts.backends, {}, error)
+        snapshot = FleetSnapshot(self._tick, started, self.parts.wall(), self.fleet.backends, {}, error)
         situation = Situation(snapshot, {}, {}, {}, self.parts.rules.slo, self.parts.rules.stale_after_s)
         return TickRecord(
             self._tick, snapshot.time_unix_s, self.parts.monotonic() - started, situation, self.findings(), (), (), (), error
@@ -279,5 +345,5 @@ class Loop:
         async with self._acting:
             leases = tuple(x for x in self.parts.ledger.leases() if backend is None or x.backend == backend)
             names = {lease.backend for lease in leases} | ({backend} if backend else set())
-            self._released_at.update(dict.fromkeys(names, self.parts.monotonic()))
+            self._released_at.update(dict.fromkeys(names & self.fleet.names, self.parts.monotonic()))
             return await self.parts.reconciler.release(leases, self._tick, why, ACT_DEADLINE_S)

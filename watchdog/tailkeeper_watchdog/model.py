@@ -91,10 +91,17 @@ class Backend:
     model: str = ""
     targets: tuple[Target, ...] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    url: str = ""
+    """Where it listens; only to tell a backend from another one that got its name."""
 
     @property
     def zone(self) -> str:
         return self.labels.get("az", "")
+
+    @property
+    def identity(self) -> tuple[str, frozenset[tuple[str, str]]]:
+        """What makes it the same backend beside its name: its address, and its servers by gateway."""
+        return self.url, frozenset((t.gateway, t.server) for t in self.targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import islice, takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ import structlog
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.findings import Book
+from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.metrics import SCORE_BAND_SEVERITY
 from tailkeeper_watchdog.model import Backend, DesiredState, Finding, FindingKind, HealthScore, Mode, Severity
 
@@ -35,6 +38,8 @@ SEND_DEADLINE_S = 5.0
 """For one whole post, however slowly the answer drips."""
 MAX_ALERTS = 500
 """Firing in one post, pages first; a fleet with more open findings has one cause, and the first pages say so."""
+TELL_END_S = 300.0
+"""For so long the end of a finding waits for an Alertmanager that does not answer; by then it has resolved it by itself."""
 ERROR_BODY_LIMIT_BYTES = 2_048
 RUNBOOK = "docs/runbook.md"
 NONE = "none"
@@ -70,6 +75,12 @@ def score_band(hscore: float | None) -> str:
     if hscore is None:
         return ""
     return next((band for band in SCORE_BAND_SEVERITY if hscore < float(band)), "")
+
+
+def lately_closed(book: Book, wall: float) -> tuple[Finding, ...]:
+    """Findings whose end Alertmanager may not have been told yet: of the last minutes, as many as fit into one post."""
+    newest_first = islice(reversed(book.closed), MAX_ALERTS)
+    return tuple(takewhile(lambda found: wall - (found.until_unix_s or wall) < TELL_END_S, newest_first))[::-1]
 
 
 def alerts_for(
@@ -209,17 +220,24 @@ class Notifier:
         self._resend_s, self._retry_s, self._deadline_s, self._wall = resend_s, retry_s, deadline_s, wall
         self._open: dict[Key, Alert] = {}
         self._ended: dict[Key, Alert] = {}
+        self._ended_findings: dict[str, Alert] = {}
+        self._names: frozenset[str] | None = None
         self._told: dict[Key, Alert] = {}
         self._changed = asyncio.Event()
         self._fingerprint: object = ()
         self.failures = 0
         self.last_error: str | None = None
 
-    def offer(self, alerts: list[Alert]) -> None:
-        """Take the alerts of this tick, open and ended; wakes the sender only when an identity or an action has changed."""
+    def offer(self, alerts: list[Alert], names: frozenset[str] | None = None) -> None:
+        """Take the alerts of this tick, open and ended; wakes the sender only when an identity or an action has changed.
+
+        ``names`` are the backends that there are: the alert of one that is gone ends with that reason.
+        """
+        self._names = names
         self._open = _by_key(a for a in alerts if "endsAt" not in a)
         # The same trouble may have ended earlier and be open again: then only the open one is told.
         self._ended = {key: a for key, a in _by_key(a for a in alerts if "endsAt" in a).items() if key not in self._open}
+        self._ended_findings = {a["annotations"]["finding"]: a for a in self._ended.values() if "finding" in a["annotations"]}
         fingerprint = {key: alert["annotations"].get("actions") for key, alert in self._open.items()}
         if fingerprint != self._fingerprint:
             self._fingerprint = fingerprint
@@ -248,8 +266,17 @@ class Notifier:
             self._told = {key: alert for key, alert in self._told.items() if key in self._open} | _by_key(firing)
 
     def _end_of(self, key: Key, told: Alert) -> Alert:
+        """Under the labels that Alertmanager knows it by: with its score and its backend, its labels may be gone as well."""
         ended = self._ended.get(key)
-        return ended if ended is not None else {**told, "endsAt": _time(self._wall())}
+        if ended is not None:
+            return ended
+        finding = self._ended_findings.get(told["annotations"].get("finding", ""))
+        if finding is not None:
+            return {**told, "annotations": finding["annotations"], "endsAt": finding["endsAt"]}
+        annotations = told["annotations"]
+        if self._names is not None and told["labels"]["backend"] not in self._names and "finding" not in annotations:
+            annotations = {**annotations, "summary": f"{annotations['summary']}; over: {GONE}"}
+        return {**told, "annotations": annotations, "endsAt": _time(self._wall())}
 
     async def _post(self, alerts: list[Alert]) -> str | None:
         """None, or in words why Alertmanager did not take them."""

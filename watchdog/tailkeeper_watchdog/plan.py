@@ -49,6 +49,8 @@ class ChangeKind(StrEnum):
     RELEASE = "release"
     EXPIRE = "expire"
     FORGET = "forget"
+    LOST = "lost"
+    """Nothing is left to give back: neither the fleet nor the gateway knows the server any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,15 @@ def _adopted(lease: Lease, owners: Mapping[str, Target]) -> Lease:
         return lease
     name = lease.backend if lease.backend in owners else next(iter(owners))
     return replace(lease, backend=name, target=owners[name])
+
+
+def forgotten(memory: ReturnMemory, gone: frozenset[str], targets: frozenset[Target]) -> ReturnMemory:
+    """Without what was known of backends that are gone; of ``no_ramp`` the ``targets`` stay that there still are."""
+    return ReturnMemory(
+        {key: at for key, at in memory.good_since.items() if key[0] not in gone},
+        {key: at for key, at in memory.ramp_since.items() if key[0] not in gone},
+        memory.no_ramp & targets,
+    )
 
 
 def _targets(backend: str, snapshot: FleetSnapshot) -> tuple[Target, ...]:

@@ -70,9 +70,15 @@ class Reconciler:
 
     def support(self, backends: tuple[Backend, ...]) -> dict[tuple[str, Knob], Support]:
         """For each backend and knob whether some gateway of it can turn it, else why not."""
-        return {
-            (b.name, knob): support_of(knob, [self._actuators[t.gateway] for t in b.targets]) for b in backends for knob in Knob
-        }
+        answers: dict[tuple[str, ...], dict[Knob, Support]] = {}  # a fleet of thousands has a handful of gateways
+        found: dict[tuple[str, Knob], Support] = {}
+        for backend in backends:
+            gateways = tuple(t.gateway for t in backend.targets if t.gateway in self._actuators)
+            if gateways not in answers:
+                actuators = [self._actuators[gateway] for gateway in gateways]
+                answers[gateways] = {knob: support_of(knob, actuators) for knob in Knob}
+            found.update({(backend.name, knob): answer for knob, answer in answers[gateways].items()})
+        return found
 
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         """Ask every gateway about every server of ours, all at once; never raises."""
@@ -212,6 +218,9 @@ class _Run:
             self._ledger.end(lease.id, Outcome.CONTENDED, now)
             self.contended.add((change.backend, change.knob))
             self._decide(change, Outcome.CONTENDED, f"a foreign hand keeps changing it; left alone ({change.reason})")
+        elif change.kind is ChangeKind.LOST:
+            self._ledger.end(lease.id, Outcome.EXPIRED, now)
+            self._decide(change, Outcome.EXPIRED, change.reason)
         else:
             await self._give_back(change, lease)
 
@@ -324,3 +333,7 @@ class Backoff:
                 self._waits[key] = (times, now + min(MAX_BACKOFF_S, 2.0 ** min(times - 1, 10)))
             else:
                 self._waits.pop(key, None)
+
+    def keep(self, targets: frozenset[Target]) -> None:
+        """Forget the waits at every other target: nothing will be tried there again."""
+        self._waits = {key: wait for key, wait in self._waits.items() if key[0] in targets}

@@ -62,5 +62,12 @@ class Switches:
         self._save(holds)
         return found
 
+    def end_holds(self, backends: frozenset[str]) -> None:
+        """The holds on these are over, where there are any."""
+        holds = self.holds()
+        kept = {name: hold for name, hold in holds.items() if name not in backends}
+        if len(kept) < len(holds):
+            self._save(kept)
+
     def _save(self, holds: dict[str, Hold]) -> None:
         self._ledger.set_meta("holds", json.dumps({n: {"reason": h.reason, "until": h.until_unix_s} for n, h in holds.items()}))

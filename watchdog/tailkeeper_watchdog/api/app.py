@@ -73,10 +73,10 @@ class Watched:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(b.name for b in self.loop.parts.backends)
+        return self.loop.fleet.names
 
     def require(self, backend: str) -> None:
-        """Raises HTTPException 404 for a backend that is not configured."""
+        """Raises HTTPException 404 for a backend that is not in the fleet now."""
         if backend not in self.names:
             raise no_backend(backend, self.names)
 
@@ -170,13 +170,13 @@ def _add_reads(api: FastAPI, watched: Watched) -> None:
     async def decided(query: Annotated[DecisionsQuery, Query()]) -> Response:
         rows = watched.ledger.decisions(query.backend, query.since, query.limit)
         if not rows and query.backend is not None and not watched.ledger.decisions(query.backend, limit=1):
-            watched.require(query.backend)  # one that is gone from the configuration keeps its history
+            watched.require(query.backend)  # one that is gone from the fleet keeps its history
         return StrictJson([documents.decision(d) for d in rows])
 
     @api.get("/api/v1/policies")
     async def policies() -> Response:
-        loop = watched.loop
-        return await run_in_threadpool(lambda: StrictJson(documents.policies(loop.parts.backends, loop.support, watched.modes)))
+        backends, support = watched.loop.fleet.backends, watched.loop.support  # of one moment: the fleet may change meanwhile
+        return await run_in_threadpool(lambda: StrictJson(documents.policies(backends, support, watched.modes)))
 
 
 def _add_trends(api: FastAPI, trends: Trends) -> None:
@@ -222,7 +222,7 @@ def _add_changes(api: FastAPI, watched: Watched) -> None:
     async def release(wanted: Annotated[ReleaseRequest | None, Body()] = None) -> Response:
         backend = wanted.backend if wanted else None
         if backend is not None and not any(lease.backend == backend for lease in watched.ledger.leases()):
-            watched.require(backend)  # a lease of a backend that is gone from the configuration can be given back too
+            watched.require(backend)  # a lease of a backend that is gone from the fleet can be given back too
         try:
             done = await watched.loop.release("released by API", backend)
         except* LedgerError as errors:  # gateways are written side by side, so their errors come as a group

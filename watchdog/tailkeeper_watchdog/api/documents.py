@@ -123,7 +123,10 @@ def fleet(view: FleetView) -> Json:
 def _backend(backend: Backend, view: FleetView, rows: _Sorted) -> Json:
     name, situation = backend.name, view.record.situation
     seen = situation.snapshot.observations.get(name)
-    desired, leases = rows.desired.get(name, ()), rows.leases.get(name, ())
+    desired = rows.desired.get(name, ())
+    places = {(t.gateway, t.server) for t in backend.targets}
+    # A lease that waits to be given back at a server which this backend has left is not about what it gets now.
+    leases = tuple(x for x in rows.leases.get(name, ()) if (x.target.gateway, x.target.server) in places)
     actuation, unable = actuation_of(name, view.support, view.mode)
     circumstances = Circumstances(seen, desired, rows.verdicts.get(name, ()), leases, unable)
     return {

@@ -19,20 +19,23 @@ SPACING_S = 2.0
 """The console's own period, so that it can go on where this ends."""
 POINTS = 150
 DIGITS = 4
+Identity = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Trends:
     """``note`` the latest record every ``SPACING_S``."""
 
     def __init__(self) -> None:
-        self._points: dict[str, array[float]] = {}
+        self._points: dict[str, tuple[Identity, array[float]]] = {}
 
     def note(self, record: TickRecord) -> None:
         situation = record.situation
-        kept: dict[str, array[float]] = {}
+        kept: dict[str, tuple[Identity, array[float]]] = {}
         for backend in situation.snapshot.backends:
-            points = self._points.get(backend.name)
-            points = kept[backend.name] = array("f") if points is None else points
+            identity, points = self._points.get(backend.name, (backend.identity, array("f")))
+            if identity != backend.identity:  # another one under its name begins its own line
+                points = array("f")
+            kept[backend.name] = (backend.identity, points)
             p99 = known_p99(situation, backend.name, "ttft")
             points.append(nan if p99 is None else p99.value)
             del points[:-POINTS]
@@ -40,7 +43,8 @@ class Trends:
 
     def document(self) -> dict[str, Any]:
         """``GET /api/v1/trends``: seconds by backend, oldest first, null where not known."""
-        return {"spacing_s": SPACING_S, "p99_s": {name: [_rounded(p) for p in points] for name, points in self._points.items()}}
+        lines = {name: [_rounded(p) for p in points] for name, (_, points) in self._points.items()}
+        return {"spacing_s": SPACING_S, "p99_s": lines}
 
     async def follow(self, latest: Callable[[], TickRecord | None]) -> None:
         """Note what ``latest`` gives, for ever; cancel it to end."""

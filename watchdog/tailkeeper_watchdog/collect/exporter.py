@@ -37,6 +37,9 @@ class ExporterSource:
         self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
 
+    def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
+        self._last.follow(backends, new, now)
+
     async def collect(self, now: float, deadline_s: float) -> Collected:
         ends_at = asyncio.get_running_loop().time() + deadline_s
         async with asyncio.TaskGroup() as group:

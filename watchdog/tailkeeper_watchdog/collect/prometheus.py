@@ -48,6 +48,9 @@ class PrometheusSource:
         self._last = LastWord(backends, stale_after_s)
         self._busy: asyncio.Future[tuple[list[dict[str, Any]], list[dict[str, Any]]]] | None = None
 
+    def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
+        self._last.follow(backends, new, now)
+
     async def collect(self, now: float, deadline_s: float) -> Collected:
         error = await self._read(deadline_s)
         why = error or "the server has no series of this backend"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailkeeper_watchdog.forgetting import forget
 from tailkeeper_watchdog.model import EMPTY, FindingKind, Severity, Situation
 
 
@@ -25,6 +26,7 @@ class Symptom:
         return (self.kind, self.backend, self.signal)
 
 
+Forget = Callable[[Any, frozenset[str]], Any]
 Detect = Callable[[Situation, Any], tuple[Any, tuple[Symptom, ...]]]
 
 
@@ -38,3 +40,5 @@ class Detector:
     detect: Detect
     close_after_s: float
     """How long a symptom must be gone, with fresh evidence, before its finding closes."""
+    forget: Forget = forget
+    """The memory without the backends that are gone."""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tailkeeper_watchdog.forgetting import forget
 from tailkeeper_watchdog.model import DesiredState, Knob, Mode, Situation
 
+Forget = Callable[[Any, frozenset[str]], Any]
 Decide = Callable[[Situation, Any, Mode, Any], tuple[Any, tuple[DesiredState, ...]]]
 
 
@@ -23,3 +25,5 @@ class Policy:
     knobs: tuple[Knob, ...]
     new_memory: Callable[[], Any]
     decide: Decide
+    forget: Forget = forget
+    """The memory without the backends that are gone."""
