@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +17,10 @@ from tailkeeper import __version__
 from tailkeeper.config import Config, ConfigError, effective, load
 from tailkeeper.logs import LogFormat, set_up
 from tailkeeper_exporter.settings import check_address, is_loopback, is_same_server
+
+if TYPE_CHECKING:
+    from tailkeeper_exporter.discovery import Discoverer
+    from tailkeeper_watchdog.settings import WatchedBackend
 
 app = typer.Typer(
     name="tailkeeper",
@@ -91,7 +95,8 @@ def _need(extra: str, error: ImportError) -> NoReturn:
     fail(FAILED, f"this command needs more than is installed ({error.name}): pip install 'tailkeeper[{extra}]'")
 
 
-def _watchdog(config: Config) -> Any:
+def _watchdog(config: Config, discoverer: Discoverer[WatchedBackend] | None) -> Any:
+    """A built watchdog, over what is listed and what ``discoverer`` finds; who calls runs both."""
     try:
         from tailkeeper_watchdog.actuators.calls import CallError
         from tailkeeper_watchdog.app import Watchdog
@@ -99,7 +104,7 @@ def _watchdog(config: Config) -> Any:
     except ImportError as error:
         _need("watchdog", error)
     try:
-        return Watchdog(config.for_watchdog())
+        return Watchdog(config.for_watchdog(), None if discoverer is None else lambda: discoverer.backends)
     except LedgerError as error:
         fail(FAILED, f"watchdog.state: {error}")
     except (ValueError, OSError, CallError) as error:
@@ -139,12 +144,15 @@ def exporter(
 @app.command()
 def watchdog(config: ConfigFile, listen: Listen = None, log_format: Format = None) -> None:
     """Run the watchdog."""
+    from tailkeeper.together import with_discovery
+
     set_up(log_format)
     loaded = _load(config)
     address = _address(listen, loaded.watchdog.listen)
     if not is_loopback(address) and loaded.watchdog.token_file is None:
         fail(USAGE, f"--listen: {address} is not loopback; set watchdog.token_file, or listen on 127.0.0.1")
-    _run(_watchdog(loaded).run(address))
+    discoverer = loaded.discoverer()
+    _run(with_discovery(discoverer, _watchdog(loaded, discoverer).run(address)))
 
 
 @app.command()

@@ -10,6 +10,9 @@ from tailkeeper.config import Config
 
 if TYPE_CHECKING:
     from tailkeeper_exporter.discovery import Discoverer
+    from tailkeeper_watchdog.settings import WatchedBackend
+
+    BuildWatchdog = Callable[[Config, Discoverer[WatchedBackend] | None], Any]
 
 
 async def with_discovery(discoverer: Discoverer[Any] | None, work: Coroutine[Any, Any, None]) -> None:
@@ -23,7 +26,7 @@ async def with_discovery(discoverer: Discoverer[Any] | None, work: Coroutine[Any
             await asyncio.gather(finding, return_exceptions=True)
 
 
-async def run_together(config: Config, build_watchdog: Callable[[Config], Any]) -> None:
+async def run_together(config: Config, build_watchdog: BuildWatchdog) -> None:
     """Run both until SIGTERM or SIGINT, or until one of them ends; then the other is ended too. Raises OSError."""
     from tailkeeper_exporter.app import serve
     from tailkeeper_exporter.serving import bind
@@ -31,8 +34,8 @@ async def run_together(config: Config, build_watchdog: Callable[[Config], Any]) 
     # Tried before anything starts: a server that is cancelled in the middle of its start logs a page of traceback.
     for address, key in ((config.exporter.listen, "exporter.listen"), (config.watchdog.listen, "watchdog.listen")):
         bind(address, key).close()
-    watchdog = build_watchdog(config)
-    discoverer = config.discoverer()
+    discoverer = config.discoverer()  # one for both: they see the same fleet, and its sources are asked once
+    watchdog = build_watchdog(config, discoverer)
     exporting = with_discovery(discoverer, serve(config.backends, config.exporter, discoverer))
     tasks = [
         asyncio.create_task(exporting, name="exporter"),

@@ -13,7 +13,7 @@ from tailkeeper.together import run_together
 from tailkeeper_exporter.change_rights import read_token
 
 
-def never(config: Config) -> Any:
+def never(config: Config, discoverer: object) -> Any:
     raise AssertionError("the watchdog was built although an address is taken")
 
 
