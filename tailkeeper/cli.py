@@ -302,6 +302,23 @@ def bench_loop(
     typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed)))
 
 
+@bench.command("tap")
+def bench_tap(
+    streams: Annotated[int, typer.Option(min=1, max=2_000)] = 200,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Of each round, direct and tapped each.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, max=100)] = 3,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Streams straight from an engine and through the tap, in turns: added first-token time, throughput, CPU."""
+    from tailkeeper.bench_tap import run
+
+    try:
+        typer.echo(json.dumps(asyncio.run(run(streams, seconds, rounds, seed))))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
+
+
 def main() -> None:
     """Entry point."""
     app()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tailkeeper import bench_tap
 from tailkeeper_exporter.settings import Auth, BackendSettings, TapSettings
 from tailkeeper_exporter.tap import lines
 from tailkeeper_exporter.tap.exchange import Exchange
@@ -264,6 +265,14 @@ async def test_a_backend_behind_tls_is_checked_and_reached(trusted: bool) -> Non
             assert parts.seen[0].outcome == ("ok" if trusted else "error")
             if not trusted:
                 assert "CertVerification" in json.loads(told.body)["error"]["message"]
+
+
+async def test_the_benchmark_measures_both_ways_and_finds_no_stranger() -> None:
+    figures = await bench_tap._case(4, 0.5, 1, 1, 0.01, 5)
+    rates = figures["tokens_per_second"]
+    assert 100 < rates["tapped"] < 800
+    assert 100 < rates["direct"] < 800
+    assert figures["first_token_ms"]["tapped"]["p50"] > 0
 
 
 async def _one_token(asked: Asked) -> None:
