@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tailkeeper_exporter.catalog import CATALOG, Metric
+from tailkeeper_exporter.catalog import CATALOG, OUTCOMES, REQUESTS, Metric
 from tailkeeper_exporter.engines import ENGINES, Engine, Given
 from tailkeeper_exporter.gpu.xid import XIDS
+from tailkeeper_exporter.tap.ownership import TAP_METRICS
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 
 PATH = "docs/metrics.md"
@@ -65,13 +66,17 @@ def _support() -> Iterator[str]:
     yield "## Which engine tells what"
     yield ""
     yield "✓: its page has it; –: no page of this engine has it, and it is absent. State, health and GPU metrics come from the"
-    yield "exporter itself, for every engine."
+    yield "exporter itself, for every engine. The last column is what a tap before the backend supplies, for any engine, where"
+    yield "the page does not: every name comes from one source, and what the page has given once is the page's for good."
     yield ""
-    yield "| metric | " + " | ".join(engine.name for engine in ENGINES) + " |"
-    yield "|---|" + "---|" * len(ENGINES)
+    yield "| metric | " + " | ".join(engine.name for engine in ENGINES) + " | tap |"
+    yield "|---|" + "---|" * (len(ENGINES) + 1)
     for metric in told:
-        yield f"| `{metric.name}` | " + " | ".join(_mark(engine, metric) for engine in ENGINES) + " |"
+        yield f"| `{metric.name}` | " + " | ".join(_mark(engine, metric) for engine in ENGINES) + f" | {_tap_mark(metric)} |"
     yield ""
+    yield "- To the **tap** `llm_queue_time_seconds` and `llm_requests_waiting` are its own queue; the engine's is in"
+    yield "  `llm_prefill_time_seconds` and `llm_requests_running`. So each of the two pairs comes whole from the page, or whole"
+    yield "  from the tap. Failed and refused requests enter no histogram; of aborted ones only the times that were over."
     for engine in ENGINES:
         yield f"- **{engine.name}** cannot tell: {engine.cannot_tell}"
 
@@ -85,6 +90,12 @@ def _mark(engine: Engine, metric: Metric) -> str:
 
 def _of_model(engine: Engine) -> str:
     return f", `{engine.model_health_path}` of a configured model" if engine.model_health_path else ""
+
+
+def _tap_mark(metric: Metric) -> str:
+    if metric.name not in TAP_METRICS:
+        return "–"
+    return f"✓ {', '.join(OUTCOMES)}" if metric is REQUESTS else "✓"
 
 
 def _engine(engine: Engine) -> Iterator[str]:

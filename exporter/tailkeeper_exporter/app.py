@@ -1,4 +1,4 @@
-"""The exporter put together: collectors, GPU sampler, request ring and HTTP interface, in one event loop.
+"""The exporter put together: collectors, taps, GPU sampler, request ring and HTTP interface, in one event loop.
 
 ``serve`` runs it until it is told to stop; ``build`` makes the parts for somebody else's loop. Nothing here decides anything.
 """
@@ -29,6 +29,10 @@ from tailkeeper_exporter.requests_ring import RequestRing
 from tailkeeper_exporter.server import make_app
 from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, OtlpSettings
+from tailkeeper_exporter.tap.access_log import AccessLog
+from tailkeeper_exporter.tap.exchange import Exchange
+from tailkeeper_exporter.tap.meter import asks_for_work
+from tailkeeper_exporter.tap.status import MakeTaps, RunningTaps
 from tailkeeper_exporter.views import BackendView
 
 KEEP_ALIVE_S = 75
@@ -51,13 +55,17 @@ class Exporter:
         otlp: Otlp,
         clock: Callable[[], float],
         close: Callable[[], Any],
+        access_log: AccessLog,
+        taps: RunningTaps | None = None,
         found: FoundCollectors | None = None,
     ) -> None:
         self._collectors = {collector.view.name: collector for collector in collectors}
         self._sampler = sampler
         self._clock = clock
         self._close = close
+        self._access_log = access_log
         self._found = found
+        self.taps = taps
         self.ring = ring
         self.otlp = otlp
         self.app: Starlette = make_app(self, (otlp.route,), otlp.counts.series)
@@ -65,7 +73,7 @@ class Exporter:
     @property
     def views(self) -> Mapping[str, BackendView]:
         """The last that is known of each backend, in the order of the configuration, then of those that were found."""
-        configured = {name: collector.view for name, collector in self._collectors.items()}
+        configured = {name: collector.latest() for name, collector in self._collectors.items()}
         return configured if self._found is None else {**configured, **self._found.views}
 
     def gpu_snapshot(self) -> GpuSnapshot:
@@ -83,13 +91,33 @@ class Exporter:
     def now(self) -> float:
         return self._clock()
 
+    def take_exchange(self, exchange: Exchange) -> None:
+        """A request that a tap has finished: to its backend's counts, the ring, the trace collector and the access log."""
+        collector = self._collectors.get(exchange.backend)
+        if collector is None:
+            return
+        gpu = collector.first_gpu()
+        try:
+            if asks_for_work(exchange):
+                collector.take_exchange(exchange)
+            # Whoever reads the ring learns the backend's latencies, and an answer from the tap's own cache has none of it.
+            if asks_for_work(exchange) and not exchange.cache_hit:
+                self.ring.append(exchange.record(gpu))
+            self.otlp.on_exchange(exchange, gpu)
+            self._access_log.write(exchange)
+        except Exception as error:
+            # A boundary: a bug of ours costs this request's record, and not the connection to the tap.
+            collector.count_bug("take_exchange", error)
+
     async def run(self) -> None:
-        """Watch all backends and GPUs until cancelled."""
+        """Watch all backends and GPUs, and hold the taps, until cancelled."""
         step_s = SPREAD_S / max(len(self._collectors), 1)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sampler.run())
                 tasks.create_task(self.otlp.run())
+                if self.taps is not None:
+                    tasks.create_task(self.taps.run())
                 for number, collector in enumerate(self._collectors.values()):
                     tasks.create_task(collector.run(number * step_s))
                 if self._found is not None:
@@ -116,10 +144,11 @@ def build(
     log: Any = None,
     clients: Clients | None = None,
     discoverer: Discoverer[Any] | None = None,
+    make_taps: MakeTaps | None = None,
 ) -> Exporter:
     """The parts, not yet running. Raises ``CredentialError`` or ``ValueError`` for a configuration that cannot work.
 
-    What ``discoverer`` finds is watched as well; to run it is the caller's.
+    What ``discoverer`` finds is watched as well; to run it is the caller's. ``make_taps`` is called where a backend has a tap.
     """
     names = [backend.name for backend in backends]
     if len(set(names)) != len(names):
@@ -129,10 +158,12 @@ def build(
     logger = structlog.get_logger("tailkeeper.exporter") if log is None else log
     sampler = GpuSampler(open_source(settings.gpu), settings.gpu.interval_s, clock, on_xid=partial(_log_xid, logger))
     cpu, large_pages = NodeCpu(), asyncio.Semaphore(1)
+    tapped = tuple(backend for backend in backends if backend.tap is not None)
+    taps = make_taps(tapped, lambda exchange: exporter.take_exchange(exchange)) if make_taps is not None and tapped else None
 
     def open_one(backend: BackendSettings) -> tuple[BackendCollector, httpx.AsyncClient]:
         client = make(backend)
-        return BackendCollector(backend, settings, client, sampler, cpu, clock, logger, large_pages), client
+        return BackendCollector(backend, settings, client, sampler, cpu, clock, logger, large_pages, taps), client
 
     opened = [open_one(backend) for backend in backends]
 
@@ -143,7 +174,10 @@ def build(
     ring = RequestRing()
     otlp = _otlp(backends, settings.otlp, ring, sampler, clients, logger, clock)
     found = None if discoverer is None else FoundCollectors(discoverer, open_one, ring, SPREAD_S, logger)
-    return Exporter(tuple(collector for collector, _ in opened), sampler, ring, otlp, clock, close, found)
+    access = AccessLog(structlog.get_logger("tailkeeper.access") if log is None else log, clock)
+    collectors = tuple(collector for collector, _ in opened)
+    exporter = Exporter(collectors, sampler, ring, otlp, clock, close, access, taps, found)
+    return exporter
 
 
 def _otlp(

@@ -1,4 +1,4 @@
-"""Watches one backend: reads its page, asks for health, probes, pings its KV service, and publishes one immutable view.
+"""Watches one backend: reads its page, asks for health, probes, pings its KV service, hears its tap, publishes one view.
 
 Tasks of one backend share nothing with another's: own connections, own parser, own deadlines, so a slow or hostile backend
 costs only its own readings. Within a backend at most one page read, one health request, one probe and one PING are open.
@@ -21,7 +21,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.clients import CredentialError, credentials
 from tailkeeper_exporter.derive import Derived, gpu_memory
 from tailkeeper_exporter.engines import engine_named
-from tailkeeper_exporter.evidence import ALIVE, GONE, Answer, Evidence, Memory
+from tailkeeper_exporter.evidence import ALIVE, GONE, TAP_STALE_S, Answer, Evidence, Memory
 from tailkeeper_exporter.gpu import GpuSampler
 from tailkeeper_exporter.kv_service import ping
 from tailkeeper_exporter.liveness import Liveness, LivenessSettings, Why, step
@@ -32,8 +32,11 @@ from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.probe_plan import ProbeTiming, plan_probe
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
 from tailkeeper_exporter.state import State
+from tailkeeper_exporter.tap.exchange import Exchange
+from tailkeeper_exporter.tap.status import Taps
+from tailkeeper_exporter.tap.watch import POLL_S, TapWatch, as_evidence
 from tailkeeper_exporter.views import INTERNAL, BackendView, Source, SourceView
-from tailkeeper_exporter.windows import GpuMemory
+from tailkeeper_exporter.windows import GpuMemory, Mark
 
 SUSPECT_INTERVAL_S = 1.0
 """While something is wrong a backend is looked at this often, however slowly it is scraped otherwise."""
@@ -62,7 +65,9 @@ class BackendCollector:
         clock: Callable[[], float],
         log: Any,
         large_pages: asyncio.Semaphore,
+        taps: Taps | None = None,
     ) -> None:
+        """``taps`` are asked only for a backend that has one."""
         self._backend = backend
         self._settings = settings
         self._client = client
@@ -73,6 +78,9 @@ class BackendCollector:
         self._engine = engine_named(backend.engine)
         self._reader = PageReader(client, backend, self._engine, clock, large_pages)
         self._has_page = self._reader.url is not None
+        self._tap = (
+            TapWatch(backend, self._engine, self._has_page, taps) if backend.tap is not None and taps is not None else None
+        )
         self._prober = Prober(client, backend.url, self._engine, backend.model, backend.probe.first_token_timeout_s, clock)
         self._probing = backend.probe.enabled and self._prober.possible
         self._judging = LivenessSettings(
@@ -117,6 +125,8 @@ class BackendCollector:
                 tasks.create_task(self._for_ever(self._probe_when_due))
             if self._backend.kv_service is not None:
                 tasks.create_task(self._for_ever(self._kv_round))
+            if self._tap is not None:
+                tasks.create_task(self._for_ever(self._tap_round))
 
     async def _for_ever(self, once: Callable[[], Awaitable[None]]) -> None:
         """The boundary of one backend: a bug in one turn costs that turn."""
@@ -124,11 +134,15 @@ class BackendCollector:
             try:
                 await once()
             except Exception as error:
-                self._count({INTERNAL: 1})
-                self._log.exception("internal error", where=once.__name__, error=type(error).__name__)
-                self._step(Evidence())
+                self.count_bug(once.__name__, error)
                 self.first_round.set()
                 await asyncio.sleep(PAUSE_AFTER_BUG_S)
+
+    def count_bug(self, where: str, error: Exception) -> None:
+        """Log and count an exception that nobody had foreseen. To be called where it is caught."""
+        self._count({INTERNAL: 1})
+        self._log.exception("internal error", where=where, error=type(error).__name__)
+        self._step(Evidence())
 
     # --- the page, and the health page when there is doubt ---
 
@@ -155,8 +169,13 @@ class BackendCollector:
     def _note_no_page(self) -> float:
         """A round of a backend without a page: its health page and our probe are all there is, and GPUs as ever."""
         now = self._clock()
+        memory = self._gpu_memory(now)
         if self._backend.gpus:
-            self.view = replace(self.view, memory_headroom=self._derived.take_headroom(self._gpu_memory(now), now))
+            self.view = replace(self.view, memory_headroom=self._derived.take_headroom(memory, now))
+        if self._tap is not None:
+            numbers = self._tap.numbers()
+            derived = self._derived.take_mark(Mark(now, numbers.counters, numbers.histograms), memory, [])
+            self.view = replace(self.view, gauges=MappingProxyType(derived), saturated=self._derived.saturated(now))
         self.view = replace(self.view, asked=True)
         return 0.0
 
@@ -190,8 +209,10 @@ class BackendCollector:
         assert found is not None
         now = read.ended_s
         self._models = found.models
+        if self._tap is not None:
+            self._tap.take_page(found)
         warm = self.view.state in _WELL and self._memory.life_s is not None
-        derived = self._derived.take(read, memory, warm)
+        derived = self._derived.take(self._with_tap(read), memory, warm)
         cpu = self._cpu.read(now) if self._on_this_node else self._derived.process_cpu(found.cpu_s, now)
         kept_counters = {o: self.view.counters[o] for o in found.values if o in self.view.counters}
         kept_histograms = {o: self.view.histograms[o] for o in found.histograms if o in self.view.histograms}
@@ -201,9 +222,16 @@ class BackendCollector:
             counters=MappingProxyType(kept_counters | dict(read.counters)),
             histograms=MappingProxyType(kept_histograms | dict(read.histograms)),
             gauges=MappingProxyType({**read.gauges, **derived, (catalog.CPU_USAGE.name, ()): cpu}),
-            missing=found.missing,
+            missing=tuple(name for name in found.missing if self._tap is None or name not in self._tap.supplies),
             saturated=self._derived.saturated(now),
         )
+
+    def _with_tap(self, read: PageRead) -> PageRead:
+        """The page with what the tap supplies beside it, for what is derived from counters."""
+        if self._tap is None:
+            return read
+        numbers = self._tap.numbers()
+        return replace(read, counters={**read.counters, **numbers.counters}, histograms={**read.histograms, **numbers.histograms})
 
     def _health_is_due(self) -> bool:
         """Always while there is doubt; else now and then, because its word is weak and asking costs the engine."""
@@ -271,6 +299,36 @@ class BackendCollector:
         self.view = replace(self.view, kv_ping=result, sources=MappingProxyType(dict(self._sources)))
         await asyncio.sleep(max(0.0, started + KV_INTERVAL_S - self._clock()))
 
+    # --- the tap ---
+
+    async def _tap_round(self) -> None:
+        assert self._tap is not None
+        now, known = self._clock(), self._sources.get(Source.TAP)
+        status = self._tap.news(now)
+        if status is not None:
+            self._note(Source.TAP, True, None, status.at_s, "")
+            self._step(Evidence(tap=as_evidence(status)))
+        elif not self._tap.is_fresh(now) and (known.success if known is not None else now - self._started_s > TAP_STALE_S):
+            self._note(Source.TAP, False, None, now, "no_report")
+            self._step(Evidence())
+        await asyncio.sleep(POLL_S)
+
+    def take_exchange(self, exchange: Exchange) -> None:
+        """Count a request that the backend's tap has finished."""
+        if self._tap is not None:
+            self._tap.take(exchange)
+
+    def latest(self) -> BackendView:
+        """``view`` with what the tap has counted up to now."""
+        if self._tap is not None and self.view.tap is not (numbers := self._tap.numbers()):
+            self.view = replace(self.view, tap=numbers)
+        return self.view
+
+    def first_gpu(self) -> str | None:
+        """UUID of the first of the backend's GPUs that is there."""
+        devices = self._gpus.match(self._backend.gpus).devices if self._backend.gpus else ()
+        return devices[0].uuid if devices else None
+
     # --- what all of them end in ---
 
     def _step(self, evidence: Evidence) -> None:
@@ -292,16 +350,17 @@ class BackendCollector:
             invalid=MappingProxyType(dict(self._invalid)),
             progress_s=memory.progress_s,
             stalled_since_s=memory.stalled_since_s,
-            in_flight=memory.in_flight,
+            in_flight=memory.in_flight(now),
             bad_probes=max(memory.failed_probes, memory.slow_probes),
         )
         self._changed.set()
 
-    def _note(self, source: Source, success: bool, sent_s: float, ended_s: float, code: str) -> None:
+    def _note(self, source: Source, success: bool, sent_s: float | None, ended_s: float, code: str) -> None:
         """Remember how a source did; a failure is logged when it begins and when it changes, not each time."""
         before = self._sources.get(source)
         good = ended_s if success else before.good_s if before is not None else self._started_s
-        self._sources[source] = SourceView(success, ended_s - sent_s, good, ended_s, "" if success else code)
+        took_s = None if sent_s is None else ended_s - sent_s
+        self._sources[source] = SourceView(success, took_s, good, ended_s, "" if success else code)
         if before is None and success:
             return
         if before is None or (before.success, before.code) != (success, self._sources[source].code):

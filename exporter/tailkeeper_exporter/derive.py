@@ -57,16 +57,19 @@ class Derived:
 
     def take(self, read: PageRead, memory: tuple[GpuMemory, ...], warm: bool) -> dict[Output, Reading[float]]:
         """The derived gauges after one more good page; only those that are known."""
-        now = read.ended_s
         if read.normalised is not None and read.normalised.restarted:
             self.warmth.forget()
         elif warm:
             self.warmth.take(memory)
+        usage = [r.value for (name, _), r in read.gauges.items() if name == catalog.KV_USAGE.name and r.value is not None]
         # A restart does not make the counters fall: the normaliser carries them on.
-        mark = Mark(now, read.counters, read.histograms)
+        return self.take_mark(Mark(read.ended_s, read.counters, read.histograms), memory, usage)
+
+    def take_mark(self, mark: Mark, memory: tuple[GpuMemory, ...], usage: list[float]) -> dict[Output, Reading[float]]:
+        """The same from counters alone, of a page or of a tap. ``usage`` are the KV shares of the models, if known."""
+        now = mark.at_s
         self._ratios.add(mark)
         self._rates.add(mark)
-        usage = [r.value for (name, _), r in read.gauges.items() if name == catalog.KV_USAGE.name and r.value is not None]
         preemptions = self._rates.rate(catalog.PREEMPTIONS)
         pressure = vram_pressure(memory, self.warmth, self._preallocates, max(usage, default=None), preemptions)
         efficiency = token_efficiency(memory, self._rates.rate(catalog.GENERATED_TOKENS))

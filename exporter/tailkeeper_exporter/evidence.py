@@ -1,12 +1,16 @@
 """What was seen of one backend, and what is remembered of it: the input of the liveness state machine.
 
-Three kinds of request are sent to an engine: its page (metrics), its health page and our own probe (one generated token).
-`remember` folds what they came to into a `Memory`; `liveness` judges that memory. Pure: no clock, no I/O, never raises.
+Three kinds of request are sent to an engine: its page (metrics), its health page and our own probe (one generated token);
+where a tap stands before it, the tap says besides how users' requests fare. `remember` folds all this into a `Memory`;
+`liveness` judges that memory. Pure: no clock, no I/O, never raises.
 
 What counts as progress: generated or prompt tokens counted, a request finished well, a token time observed, KV use rising,
 or a counter restart (a new engine). Errors, rejections and aborts are not progress: a frozen engine's front door counts
 those too. An answered probe is proof of life by itself; the tokens that it cost are seen as progress but not as *traffic*
 (`PageSeen.own_only`), so probing goes on at its pace and never confirms itself.
+
+What a tap reports is about the moment of the token, not of the report, and only a fresh report says anything about what is
+in flight: a tap whose process is gone is evidence of nothing, least of all of the engine's death.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+TAP_STALE_S = 3.0
+"""A tap reports at least once a second; after this long without a word its process is gone or stuck."""
 RISE = 1e-9  # a KV share that moved by less than this is rounding, not work
 
 
@@ -96,12 +102,35 @@ class ProbeSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TapSeen:
+    """One report of the tap before this backend. Times are monotonic seconds; None is never."""
+
+    at_s: float
+    running: int
+    """Requests at the backend whose first content token has come."""
+    waiting: int = 0
+    """Requests at the backend whose first content token has not: queued there, in prefill, or answered in one piece."""
+    progress_s: float | None = None
+    """When the backend last sent a content token or finished an answer well."""
+    answered_s: float | None = None
+    """When it last sent any byte of an answer."""
+
+    @property
+    def in_flight(self) -> int:
+        return self.running + self.waiting
+
+    def is_fresh(self, now: float) -> bool:
+        return now - self.at_s <= TAP_STALE_S
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What has come in since the last step; any part may be missing."""
 
     page: PageSeen | None = None
     health: HealthSeen | None = None
     probe: ProbeSeen | None = None
+    tap: TapSeen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +189,15 @@ class Memory:
     refused_since_s: float | None = None
     queued_pages: int = 0
     """Pages in a row with a queue; negative: pages in a row without."""
+    tap: TapSeen | None = None
+    """The tap's last report."""
 
-    @property
-    def in_flight(self) -> float | None:
-        return None if self.work is None else self.work.in_flight
+    def in_flight(self, now: float) -> float | None:
+        """Requests at the engine: by its last page or by a fresh report of the tap, whichever knows of more."""
+        counts = [] if self.work is None or self.work.in_flight is None else [self.work.in_flight]
+        if self.tap is not None and self.tap.is_fresh(now):
+            counts.append(float(self.tap.in_flight))
+        return max(counts, default=None)
 
     @property
     def proof_s(self) -> float | None:
@@ -173,7 +207,9 @@ class Memory:
 
 
 def remember(memory: Memory, evidence: Evidence, now: float) -> Memory:
-    """``memory`` with ``evidence`` folded in. The order is fixed: page, health, probe."""
+    """``memory`` with ``evidence`` folded in. The order is fixed: tap, page, health, probe."""
+    if evidence.tap is not None:
+        memory = _with_tap(memory, evidence.tap, now)
     if evidence.page is not None:
         memory = _with_page(memory, evidence.page, now)
     if evidence.health is not None:
@@ -195,6 +231,55 @@ def advanced(before: Work, after: Work) -> bool:
     return after.kv_usage_ratio > before.kv_usage_ratio + RISE
 
 
+def _with_tap(memory: Memory, seen: TapSeen, now: float) -> Memory:
+    """A report of the tap. One that is stale, or older than the last, changes nothing."""
+    before = memory.tap
+    if not seen.is_fresh(now) or (before is not None and seen.at_s < before.at_s):
+        return memory
+    memory = replace(memory, tap=seen)
+    answered = _newer(seen.answered_s, None if before is None else before.answered_s)
+    progress = _newer(seen.progress_s, None if before is None else before.progress_s)
+    if answered is not None:
+        memory = _answered(memory, min(answered, now))
+    if progress is not None:
+        memory = _moved(memory, min(progress, now))
+    return _with_standstill(memory, now, seen.in_flight > 0)
+
+
+def _newer(time_s: float | None, known_s: float | None) -> float | None:
+    """The time, where it is later than the one that is known."""
+    return time_s if time_s is not None and (known_s is None or time_s > known_s) else None
+
+
+def _answered(memory: Memory, at_s: float) -> Memory:
+    """The engine's address sent something at ``at_s``: silence and refusals that began before it are over."""
+    memory = replace(memory, answered_s=_latest(memory.answered_s, at_s))
+    if memory.mute_since_s is not None and memory.mute_since_s <= at_s:
+        memory = replace(memory, mute_since_s=None)
+    if memory.refused_since_s is not None and memory.refused_since_s <= at_s:
+        memory = replace(memory, refusals=0, refused_since_s=None)
+    return memory
+
+
+def _moved(memory: Memory, at_s: float) -> Memory:
+    """A user's token passed the tap at ``at_s``: as `_proved`, but for a moment that may lie before what else is known."""
+    memory = replace(
+        _answered(memory, at_s),
+        progress_s=_latest(memory.progress_s, at_s),
+        traffic_s=_latest(memory.traffic_s, at_s),
+        life_s=_latest(memory.life_s, at_s),
+    )
+    if memory.stalled_since_s is not None and memory.stalled_since_s <= at_s:
+        memory = replace(memory, stalled_since_s=None)
+    if memory.probe_silent_s is not None and memory.probe_silent_s <= at_s:
+        memory = replace(memory, probe_silent_s=None, silent_probes=0)
+    return memory
+
+
+def _latest(time_s: float | None, other_s: float) -> float:
+    return other_s if time_s is None else max(time_s, other_s)
+
+
 def _with_page(memory: Memory, seen: PageSeen, now: float) -> Memory:
     memory = replace(
         memory,
@@ -214,11 +299,17 @@ def _with_work(memory: Memory, work: Work, own_only: bool, now: float) -> Memory
         memory = _proved(replace(memory, restarted_s=now), now, traffic=not own_only, life=False)
     if before is not None and advanced(before, work):
         memory = _proved(memory, now, traffic=not own_only, life=True)
-    if (work.in_flight or 0.0) > 0:
+    return _with_standstill(memory, now, (memory.in_flight(now) or 0.0) > 0)
+
+
+def _with_standstill(memory: Memory, now: float, working: bool) -> Memory:
+    """The clock of standstill: it runs while work is in flight, from when that was first seen after the last progress."""
+    if working:
         since = memory.stalled_since_s
         return replace(memory, stalled_since_s=now if since is None else since)
     # Nothing in flight: only a request of our own that is still unanswered keeps the clock running.
-    return memory if memory.silent_probes > 0 else replace(memory, stalled_since_s=None)
+    idle = (memory.in_flight(now) or 0.0) <= 0 and memory.silent_probes == 0
+    return replace(memory, stalled_since_s=None) if idle else memory
 
 
 def _proved(memory: Memory, now: float, *, traffic: bool, life: bool) -> Memory:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tailkeeper_exporter.engines import engine_named
-from tailkeeper_exporter.evidence import ALIVE, Answer
+from tailkeeper_exporter.evidence import ALIVE, TAP_STALE_S, Answer
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import BackendView, Source
 
@@ -174,20 +174,29 @@ def _page_is_fresh(view: BackendView, now: float) -> bool:
     return seen is not None and now - seen.good_s <= view.stale_after_s
 
 
+def _tap_is_fresh(view: BackendView, now: float) -> bool:
+    seen = view.sources.get(Source.TAP)
+    return seen is not None and now - seen.good_s <= TAP_STALE_S
+
+
 def _progress(view: BackendView, now: float) -> Check | None:
-    if not view.has_page:
+    if not view.has_page and view.settings.tap is None:
         return None
     limit = view.settings.hang.no_progress_s
     age = None if view.progress_s is None else now - view.progress_s
     stalled = None if view.stalled_since_s is None else now - view.stalled_since_s
     if view.in_flight is None:
         return Check(Status.UNKNOWN, None, limit, "s", age, "not_read_yet")
-    if not _page_is_fresh(view, now):
+    page_is_fresh = _page_is_fresh(view, now)
+    if not page_is_fresh and not _tap_is_fresh(view, now):
         # Work that stood on the last page may have moved since: nobody has looked, and blind is not dead.
         return Check(Status.UNKNOWN, None, limit, "s", age, "stale")
     if stalled is not None and stalled >= limit:
         # A busy state here means that our probe was answered in the standstill: a long prefill, not a dead engine.
         status = Status.WARN if view.state is State.BUSY else Status.FAIL
+        if not page_is_fresh and view.state is not State.HUNG:
+            # To the tap alone an answer in one piece, a full engine and a frozen one look the same.
+            status = Status.UNKNOWN
         return Check(status, stalled, limit, "s", age, "no_progress")
     return Check(Status.PASS, stalled if stalled is not None else 0.0, limit, "s", age)
 

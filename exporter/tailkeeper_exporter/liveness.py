@@ -4,11 +4,14 @@
 
 * ``hung`` needs a standstill of ``no_progress_s`` with work in flight (the engine's, or two probes of ours in a row), and
   an accepted probe, sent in that time, without an answer. Without a page to look at it needs total silence: page, health
-  page and probe, all of them, for all of that time (a stopped process).
+  page and probe, all of them, for all of that time (a stopped process), or a tap before it whose streams had begun and
+  have stopped. Requests that wait at the backend for their first token do not count without a page: a full engine, a long
+  prefill and an answer in one piece look the same from outside.
 * ``down`` needs two refusals in a row on the engine's own address, or an engine that says itself that it is broken
   (health 5xx twice) and fails a probe. A lost metrics page never means down.
-* An engine that has no page is judged by its probe and its health page alone. Full and frozen look the same there, so an
-  unanswered probe with an answered health page is ``unknown``.
+* An engine that has no page is judged by its probe, its health page and its tap alone. Without a tap full and frozen look
+  the same there, so an unanswered probe with an answered health page is ``unknown``.
+* Tokens that pass the tap are progress and life, whatever the page says. A tap that no longer reports says nothing.
 * ``hung`` and ``down`` end with life only: tokens counted or a probe answered. A new engine passes through ``starting``.
 * One failure never acts, and ``serving`` and ``busy`` change places at most once in ``dwell_s``.
 
@@ -76,6 +79,7 @@ class Signal(StrEnum):
     """Independent facts that the state rests on."""
 
     PAGE_READ = "page_read"
+    TAP_REPORTS = "tap_reports"
     IN_FLIGHT = "in_flight"
     PROGRESS = "progress"
     OWN_PROGRESS_ONLY = "own_progress_only"
@@ -160,6 +164,18 @@ def _sighted(memory: Memory, settings: LivenessSettings) -> bool:
     return memory.work is not None and memory.page.count < settings.confirmations
 
 
+def _tap_moves(memory: Memory, now: float, settings: LivenessSettings) -> bool:
+    """Whether users' tokens have passed the tap lately: true whether or not the tap still reports."""
+    return memory.tap is not None and _recent(memory.tap.progress_s, now, settings.no_progress_s)
+
+
+def _working(memory: Memory, now: float, settings: LivenessSettings) -> bool:
+    """Whether work is known to be in flight; without a page only a stream that had begun is work and no queue."""
+    if _sighted(memory, settings):
+        return (memory.in_flight(now) or 0.0) > 0
+    return memory.tap is not None and memory.tap.is_fresh(now) and memory.tap.running > 0
+
+
 def _down(memory: Memory, now: float, settings: LivenessSettings) -> _Verdict | None:
     refused_since = memory.refused_since_s
     if refused_since is not None and memory.refusals >= settings.confirmations and now - refused_since >= settings.confirm_s:
@@ -187,13 +203,12 @@ def _hung(memory: Memory, now: float, settings: LivenessSettings) -> _Verdict | 
     stalled, mute, asked = memory.stalled_since_s, memory.mute_since_s, memory.probe_silent_s
     if asked is None or memory.probe.answer not in MUTE:
         return None
-    if _sighted(memory, settings):
-        working = (memory.in_flight or 0.0) > 0
-        if stalled is None or now - stalled < settings.no_progress_s or asked < stalled:
-            return None
-        if working or memory.silent_probes >= settings.confirmations:
-            return State.HUNG, (Why.NO_PROGRESS, Why.PROBE_UNANSWERED) if working else (Why.PROBE_UNANSWERED,)
-        return None
+    sighted, working = _sighted(memory, settings), _working(memory, now, settings)
+    still = stalled is not None and now - stalled >= settings.no_progress_s and asked >= stalled
+    if still and working:
+        return State.HUNG, (Why.NO_PROGRESS, Why.PROBE_UNANSWERED)
+    if sighted:
+        return (State.HUNG, (Why.PROBE_UNANSWERED,)) if still and memory.silent_probes >= settings.confirmations else None
     if mute is None or now - mute < settings.no_progress_s or asked < mute or memory.health.answer not in MUTE:
         return None
     return State.HUNG, (Why.ALL_SILENT, Why.PROBE_UNANSWERED)
@@ -205,6 +220,8 @@ def _unrecovered(memory: Memory, now: float, settings: LivenessSettings) -> _Ver
     if memory.state not in (State.HUNG, State.DOWN, State.STARTING) or since is None or _since(memory.life_s, since):
         return None
     if memory.state == State.HUNG:
+        if _tap_moves(memory, now, settings):
+            return None  # The report came late: a token had passed when the engine was called hung.
         renewed = _since(memory.restarted_s, since)
         return (State.STARTING, (Why.WARMING_UP,)) if renewed else (State.HUNG, (Why.NOT_RECOVERED,))
     if not settings.probe_enabled:
@@ -243,13 +260,17 @@ def _misconfigured(memory: Memory, now: float, settings: LivenessSettings) -> _V
 
 
 def _seen_working(memory: Memory, now: float, settings: LivenessSettings) -> _Verdict | None:
-    """With a page to look at: progress is serving; a standstill is judged by the probe; idle, by whoever answered."""
-    if not _sighted(memory, settings):
+    """With a page or a tap to look at: progress is serving; a standstill is judged by the probe; idle, by whoever answered."""
+    sighted = _sighted(memory, settings)
+    if _tap_moves(memory, now, settings):
+        state, reasons = _loaded(memory)
+        return state, reasons if sighted or memory.page.answer is None else (*reasons, Why.PAGE_LOST)
+    if not sighted:
         return None
     if _recent(memory.progress_s, now, settings.no_progress_s):
         return _loaded(memory)
     stalled = memory.stalled_since_s
-    if (memory.in_flight or 0.0) > 0 and stalled is not None and now - stalled >= settings.no_progress_s:
+    if (memory.in_flight(now) or 0.0) > 0 and stalled is not None and now - stalled >= settings.no_progress_s:
         if memory.probe.answer in ALIVE or memory.probe.answer is Answer.OVERLOADED:
             return State.BUSY, (Why.NO_PROGRESS,)
         return State.UNKNOWN, (Why.NO_PROGRESS,)
@@ -293,7 +314,7 @@ def _by_answers(memory: Memory, now: float, settings: LivenessSettings) -> _Verd
         return State.BUSY, (Why.OVERLOADED,)
     if probe is Answer.ERROR and memory.probe.count >= settings.confirmations:
         return State.UNKNOWN, (Why.PROBE_FAILED,)
-    if probe in (None, Answer.UNUSABLE) and memory.health.answer is Answer.OK and not _first_look(memory, settings):
+    if probe in (None, Answer.UNUSABLE) and memory.health.answer is Answer.OK and not _first_look(memory, now, settings):
         return _loaded(memory)
     if memory.state in _LOAD:
         # Serving until shown otherwise: one failed probe, or a health page that is not asked while all is well.
@@ -301,12 +322,13 @@ def _by_answers(memory: Memory, now: float, settings: LivenessSettings) -> _Verd
     return State.UNKNOWN, (Why.NOTHING_YET,) if probe is None else (Why.PROBE_FAILED,)
 
 
-def _first_look(memory: Memory, settings: LivenessSettings) -> bool:
+def _first_look(memory: Memory, now: float, settings: LivenessSettings) -> bool:
     """Whether work is in flight and neither progress nor a probe has been seen since we started.
 
     A hung engine looks just so to an exporter that was restarted, and its health page says that all is well.
     """
-    return settings.probe_enabled and memory.probe.answer is None and memory.proof_s is None and (memory.in_flight or 0.0) > 0
+    unproved = settings.probe_enabled and memory.probe.answer is None and memory.proof_s is None
+    return unproved and (memory.in_flight(now) or 0.0) > 0
 
 
 def _loaded(memory: Memory) -> _Verdict:
@@ -324,7 +346,8 @@ def _signals(memory: Memory, now: float, settings: LivenessSettings) -> tuple[Si
     moving = _recent(memory.progress_s, now, settings.no_progress_s)
     facts = {
         Signal.PAGE_READ: memory.page.answer is Answer.OK,
-        Signal.IN_FLIGHT: (memory.in_flight or 0.0) > 0,
+        Signal.TAP_REPORTS: memory.tap is not None and memory.tap.is_fresh(now),
+        Signal.IN_FLIGHT: (memory.in_flight(now) or 0.0) > 0,
         Signal.PROGRESS: moving,
         Signal.OWN_PROGRESS_ONLY: moving and not _recent(memory.traffic_s, now, settings.no_progress_s),
         Signal.STANDSTILL: memory.stalled_since_s is not None and now - memory.stalled_since_s >= settings.no_progress_s,

@@ -78,6 +78,9 @@ def _ranges(accept: str) -> Iterator[_Range]:
         yield _Range(media, values.get("version", "").strip('"'), quality if 0 <= quality <= 1 else 0.0)
 
 
+_STAGES = frozenset({catalog.QUEUE_TIME.name, catalog.PREFILL_TIME.name})
+
+
 class MetricsPage:
     """Writes the page. Remembers only how bucket bounds are spelt. ``own`` are series of the exporter as a whole."""
 
@@ -90,7 +93,7 @@ class MetricsPage:
         """The whole page as things stand at monotonic ``now``."""
         families: dict[str, list[str]] = {metric.name: [] for metric in catalog.CATALOG}
         for view in views:
-            exemplars = self._ring.exemplars(view.name) if dialect.is_open_metrics else {}
+            exemplars = self._exemplars(view) if dialect.is_open_metrics else {}
             for metric, members in bounded(series_of(view, gpus, now)):
                 lines = families[metric.name]
                 for series in members:
@@ -101,6 +104,14 @@ class MetricsPage:
         if dialect.is_open_metrics:
             parts.append("# EOF")
         return ("\n".join(parts) + "\n").encode()
+
+    def _exemplars(self, view: BackendView) -> dict[str, tuple[Exemplar, ...]]:
+        """Of each histogram. A tap's stages are no examples of the engine's: its queue is the tap's own."""
+        found = self._ring.exemplars(view.name)
+        told = {name for name, _ in view.tap.histograms}
+        if view.settings.tap is None:
+            return found
+        return {name: exemplars for name, exemplars in found.items() if name in told or name not in _STAGES}
 
     def _write(self, lines: list[str], series: Series, exemplars: tuple[Exemplar, ...]) -> None:
         metric = series.metric

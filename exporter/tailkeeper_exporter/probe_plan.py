@@ -63,7 +63,7 @@ def _due(memory: Memory, now: float, timing: ProbeTiming) -> tuple[float, bool]:
         candidates.append((ended + retry_after_s(memory.failed_probes, timing), False))
     if memory.probe.answer is Answer.SILENT and memory.silent_probes == 1 and not moved_since:
         candidates.append((max(ended, sent + URGENT_GAP_S), True))
-    if _stalled(memory):
+    if _stalled(memory, now):
         candidates.append((max((memory.stalled_since_s or now) + urgent_after_s(timing), sent + URGENT_GAP_S), True))
     if memory.page.answer is not Answer.OK and memory.page.answer is not None and sent < memory.page.first_s:
         candidates.append((max(memory.page.first_s, sent + URGENT_GAP_S), True))
@@ -79,9 +79,9 @@ def _later(time_s: float | None, other_s: float) -> float:
     return other_s if time_s is None else max(time_s, other_s)
 
 
-def _stalled(memory: Memory) -> bool:
+def _stalled(memory: Memory, now: float) -> bool:
     """Work in flight, and no probe about this standstill yet (the ones after it go by the back-off)."""
-    if memory.stalled_since_s is None or (memory.in_flight or 0.0) <= 0:
+    if memory.stalled_since_s is None or (memory.in_flight(now) or 0.0) <= 0:
         return False
     return memory.probe.sent_s < memory.stalled_since_s or memory.probe.answer in ALIVE
 

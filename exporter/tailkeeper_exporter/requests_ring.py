@@ -124,10 +124,15 @@ class RequestRing:
             labels = exemplar_labels(record)
             for metric, name in _EXEMPLAR_FIELDS if labels else ():
                 value = getattr(record, name)
-                if value is not None:
+                if value is not None and _is_example(record.outcome, name):
                     ended = None if record.start is None or record.e2e_s is None else record.start + record.e2e_s
                     found.setdefault(metric, []).append(Exemplar(value, labels, ended))
         return {metric: tuple(exemplars) for metric, exemplars in found.items()}
+
+
+def _is_example(outcome: str | None, field: str) -> bool:
+    """Whether such a request is among what the histogram counts: a failure is not, and an aborted one has no whole latency."""
+    return outcome in (None, "ok") or (outcome == "aborted" and field != "e2e_s")
 
 
 def exemplar_labels(record: RequestRecord) -> tuple[tuple[str, str], ...]:

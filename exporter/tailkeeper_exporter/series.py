@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import BY_NAME, Kind, Merge, Metric
 from tailkeeper_exporter.engines import engine_named
+from tailkeeper_exporter.evidence import TAP_STALE_S
 from tailkeeper_exporter.gpu import FIELDS, THROTTLE_REASONS, DeviceState, GpuSnapshot
 from tailkeeper_exporter.gpu.sampler import OTHER_XID
 from tailkeeper_exporter.page import Labels
@@ -54,6 +55,7 @@ def _labelled(view: BackendView, metric: Metric, labels: Labels, value: float | 
 
 
 def _engine_series(view: BackendView) -> Iterator[Series]:
+    yield from _tap_series(view)
     if view.idle_counters:
         yield from _at_zero(view)
         return
@@ -61,6 +63,14 @@ def _engine_series(view: BackendView) -> Iterator[Series]:
         yield _labelled(view, BY_NAME[name], labels, value)
     yield from _other_outcomes(view)
     for (name, labels), histogram in view.histograms.items():
+        yield _labelled(view, BY_NAME[name], labels, histogram)
+
+
+def _tap_series(view: BackendView) -> Iterator[Series]:
+    """What the tap has counted. None of these names is among the page's."""
+    for (name, labels), value in view.tap.counters.items():
+        yield _labelled(view, BY_NAME[name], labels, value)
+    for (name, labels), histogram in view.tap.histograms.items():
         yield _labelled(view, BY_NAME[name], labels, histogram)
 
 
@@ -95,10 +105,12 @@ def _at_zero(view: BackendView) -> Iterator[Series]:
 
 
 def _gauges(view: BackendView, now: float) -> Iterator[Series]:
-    for (name, labels), reading in view.gauges.items():
-        value = reading.at(now, view.stale_after_s).value
-        if value is not None:
-            yield _labelled(view, BY_NAME[name], labels, value)
+    # A page may be read once a minute; a tap that has been silent for seconds is gone.
+    for gauges, stale_after_s in ((view.gauges, view.stale_after_s), (view.tap.gauges, TAP_STALE_S)):
+        for (name, labels), reading in gauges.items():
+            value = reading.at(now, stale_after_s).value
+            if value is not None:
+                yield _labelled(view, BY_NAME[name], labels, value)
 
 
 def _state(view: BackendView) -> Iterator[Series]:

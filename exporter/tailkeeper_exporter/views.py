@@ -4,8 +4,9 @@ The collector makes a new view and swaps one reference; nobody else writes. Time
 
 Staleness: a gauge is a statement about now, so one from a page older than ``stale_after_s`` (three intervals and a time-out)
 is not published any more. Counters and histograms are facts up to the last page and stay; the age of the page, which grows,
-says how old they are. Before an engine has ever been read its counters are published at 0 while it is known not to run
-(``idle_counters``), so that its first failure is an increase; of an engine that merely cannot be read nothing is claimed.
+says how old they are. What a tap counts is a fact too, and stays. Before an engine has ever been read its
+counters are published at 0 while it is known not to run (``idle_counters``), so that its first failure is an increase; of an
+engine that merely cannot be read nothing is claimed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.readings import Histogram, Reading
 from tailkeeper_exporter.settings import BackendSettings
 from tailkeeper_exporter.state import State
+from tailkeeper_exporter.tap.watch import TapNumbers
 
 Output = tuple[str, Labels]
 
@@ -46,6 +48,7 @@ class Source(StrEnum):
     PROBE = "probe"
     GPU = "gpu"
     KV_SERVICE = "kv_service"
+    TAP = "tap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class BackendView:
     histograms: Mapping[Output, Histogram] = field(default_factory=nothing)
     gauges: Mapping[Output, Reading[float]] = field(default_factory=nothing)
     """From the page, and derived from it."""
+    tap: TapNumbers = field(default_factory=TapNumbers)
+    """What the tap supplies: names that the page does not give."""
     idle_counters: bool = False
     sources: Mapping[Source, SourceView] = field(default_factory=nothing)
     missing: tuple[str, ...] = ()

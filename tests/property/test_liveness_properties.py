@@ -6,8 +6,19 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tailkeeper_exporter.evidence import MUTE, Answer, Evidence, HealthSeen, Memory, PageSeen, ProbeSeen, Work
-from tailkeeper_exporter.liveness import Liveness, LivenessSettings, step
+from tailkeeper_exporter.evidence import (
+    MUTE,
+    TAP_STALE_S,
+    Answer,
+    Evidence,
+    HealthSeen,
+    Memory,
+    PageSeen,
+    ProbeSeen,
+    TapSeen,
+    Work,
+)
+from tailkeeper_exporter.liveness import Liveness, LivenessSettings, Why, step
 from tailkeeper_exporter.probe_plan import MAX_PATIENCE_S, ProbeTiming, plan_probe
 from tailkeeper_exporter.state import State
 
@@ -23,18 +34,26 @@ PAGES = st.one_of(
     ),
     st.tuples(ANSWERS, st.just(0.0), AMOUNTS, AMOUNTS, st.booleans()),
 )
+# Running, waiting, and how long ago the last token passed, if one ever did.
+TAPS = st.tuples(st.sampled_from([0, 2]), st.sampled_from([0, 2]), st.one_of(st.none(), AGES), AGES)
 EVENTS = st.tuples(
-    PAUSES, AGES, st.booleans(), st.one_of(st.none(), PAGES), st.one_of(st.none(), ANSWERS), st.one_of(st.none(), PROBED)
+    PAUSES,
+    AGES,
+    st.booleans(),
+    st.one_of(st.none(), PAGES),
+    st.one_of(st.none(), ANSWERS),
+    st.one_of(st.none(), PROBED),
+    st.one_of(st.none(), TAPS),
 )
+Page = tuple[Answer, float, float | None, float | None, bool]
+Tap = tuple[int, int, float | None, float]
 
 
 def _history(
-    drawn: list[
-        tuple[float, float, bool, tuple[Answer, float, float | None, float | None, bool] | None, Answer | None, Answer | None]
-    ],
+    drawn: list[tuple[float, float, bool, Page | None, Answer | None, Answer | None, Tap | None]],
 ) -> list[tuple[float, Evidence]]:
     now, tokens, events = 0.0, 0.0, []
-    for pause, age, here, page, health, probe in drawn:
+    for pause, age, here, page, health, probe, tap in drawn:
         now += pause
         sent = max(0.0, now - age)
         seen_page = None
@@ -44,8 +63,18 @@ def _history(
             work = Work(running, waiting, None, (("tokens", tokens),), restarted)
             seen_page = PageSeen(answer, sent, "r", work, here, own_only=restarted and here)
         seen_health = HealthSeen(health, sent) if health is not None else None
-        events.append((now, Evidence(seen_page, seen_health, ProbeSeen(probe, sent) if probe is not None else None)))
+        seen_probe = ProbeSeen(probe, sent) if probe is not None else None
+        events.append((now, Evidence(seen_page, seen_health, seen_probe, _tap(tap, now))))
     return events
+
+
+def _tap(drawn: Tap | None, now: float) -> TapSeen | None:
+    if drawn is None:
+        return None
+    running, waiting, token_age, age = drawn
+    at = max(0.0, now - age)
+    token = None if token_age is None else max(0.0, at - token_age)
+    return TapSeen(at, running, waiting, token, token)
 
 
 HISTORIES = st.lists(EVENTS, min_size=1, max_size=40).map(_history)
@@ -134,3 +163,37 @@ def test_the_probe_plan_is_bounded_and_never_crowds_the_engine(
         if memory.probe.answer is not None:
             assert plan.due_s >= memory.probe.sent_s
             assert plan.due_s <= memory.probe.last_s + timing.interval_s or memory.traffic_s is not None
+
+
+@examples(deadline=None)
+@given(HISTORIES, SETTINGS)
+def test_a_backend_whose_tap_shows_a_token_now_is_neither_hung_nor_down(
+    events: list[tuple[float, Evidence]], settings: LivenessSettings
+) -> None:
+    now = events[-1][0] + 0.1
+    memory = walk(events, settings)[-1][2]
+    _, verdict = step(memory, Evidence(tap=TapSeen(now, 1, 0, now, now)), now, settings)
+    assert not verdict.state.is_dead
+
+
+@examples(deadline=None)
+@given(HISTORIES, SETTINGS, st.integers(0, 5), st.integers(0, 5), st.floats(0.001, 100.0))
+def test_a_stale_report_of_a_tap_never_changes_a_state(
+    events: list[tuple[float, Evidence]], settings: LivenessSettings, running: int, waiting: int, older: float
+) -> None:
+    now, memory = events[-1][0], walk(events, settings)[-1][2]
+    at = now - TAP_STALE_S - older
+    assert step(memory, Evidence(tap=TapSeen(at, running, waiting, at, at)), now, settings) == step(
+        memory, Evidence(), now, settings
+    )
+
+
+@examples(deadline=None)
+@given(HISTORIES, SETTINGS)
+def test_a_tap_that_no_longer_reports_makes_nothing_hung_that_the_page_does_not(
+    events: list[tuple[float, Evidence]], settings: LivenessSettings
+) -> None:
+    for now, before, memory, verdict in walk(events, settings):
+        if verdict.state is State.HUNG and before.state != State.HUNG and Why.NO_PROGRESS in verdict.reasons:
+            by_page = memory.work is not None and (memory.work.in_flight or 0.0) > 0
+            assert by_page or (memory.tap is not None and memory.tap.is_fresh(now))

@@ -19,6 +19,7 @@ from prometheus_client.openmetrics import parser as open_metrics_parser
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.evidence import TAP_STALE_S
 from tailkeeper_exporter.gpu import DeviceId, DeviceState, GpuSample, GpuSnapshot, XidEvent
 from tailkeeper_exporter.liveness import Liveness
 from tailkeeper_exporter.metrics_page import Dialect, MetricsPage, negotiate
@@ -32,6 +33,7 @@ from tailkeeper_exporter.requests_ring import RequestRecord, RequestRing
 from tailkeeper_exporter.series import Series, bounded, series_of
 from tailkeeper_exporter.settings import BackendSettings
 from tailkeeper_exporter.state import State
+from tailkeeper_exporter.tap.watch import TapNumbers
 from tailkeeper_exporter.views import REASONS, BackendView, Source, SourceView
 
 # The strict parser has no types of its own.
@@ -433,6 +435,37 @@ def test_the_newest_request_of_a_bucket_is_its_exemplar() -> None:
     text = page(ring=ring, dialect=Dialect.OPEN_METRICS)
     assert "1" * 32 in text
     assert 'request_id="r1"} 0.5' not in text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "marked"),
+    [
+        ("ok", {catalog.TTFT.name, catalog.LATENCY.name}),
+        ("aborted", {catalog.TTFT.name}),
+        ("error", set()),
+        ("rejected", set()),
+    ],
+)
+def test_a_failed_request_is_no_example_of_a_fast_one(outcome: str, marked: set[str]) -> None:
+    assert set(ring_with(outcome=outcome).exemplars("a")) == marked
+
+
+@pytest.mark.parametrize(("age_s", "value"), [(0.5, 7.0), (TAP_STALE_S + 0.1, None)])
+def test_a_taps_gauge_goes_with_the_tap_however_seldom_the_page_is_read(age_s: float, value: float | None) -> None:
+    running = MappingProxyType({(catalog.RUNNING.name, MODEL): present(7.0, NOW - age_s)})
+    view = a_view(gauges=MappingProxyType({}), tap=TapNumbers(gauges=running), stale_after_s=180.0)
+    assert one(page(view), "llm_requests_running", model="tiny") == value
+
+
+@pytest.mark.parametrize(("by_tap", "marked"), [(True, True), (False, False)])
+def test_a_taps_queue_is_no_example_of_the_engines(by_tap: bool, marked: bool) -> None:
+    queue = MappingProxyType({(catalog.QUEUE_TIME.name, MODEL): HISTOGRAM})
+    view = a_view(
+        settings={"tap": {"listen": "127.0.0.1:9500"}},
+        histograms=MappingProxyType({}) if by_tap else queue,
+        tap=TapNumbers(histograms=queue) if by_tap else TapNumbers(),
+    )
+    assert ("trace_id" in page(view, ring=ring_with(queue_s=0.5), dialect=Dialect.OPEN_METRICS)) is marked
 
 
 def test_the_page_of_a_node_with_eight_backends_takes_milliseconds() -> None:

@@ -209,3 +209,29 @@ def test_every_document_is_strict_json(state: State) -> None:
     )
     text = json.dumps(fleet_health([of], NOW), allow_nan=False)
     assert "s3cret" not in text
+
+
+TAP_CONFIGURED = {"engine": "generic", "tap": {"listen": "127.0.0.1:9500"}}
+
+
+def tapped(state: State = State.SERVING, *, report_age_s: float = 0.4, **more: Any) -> BackendView:
+    report = SourceView(True, None, NOW - report_age_s, NOW - report_age_s)
+    return view(state, settings=TAP_CONFIGURED, has_page=False, sources=MappingProxyType({Source.TAP: report}), **more)
+
+
+def test_a_backend_without_a_page_has_a_progress_check_by_its_tap() -> None:
+    assert "progress" not in health(view(has_page=False))["checks"]
+    assert check(tapped(in_flight=2.0, stalled_since_s=NOW - 1), "progress")["status"] == "pass"
+    hung = check(tapped(State.HUNG, in_flight=2.0, stalled_since_s=NOW - 12), "progress")
+    assert (hung["status"], hung["reason"]) == ("fail", "no_progress")
+
+
+def test_a_standstill_that_only_the_tap_has_seen_fails_nothing_by_itself() -> None:
+    """An answer in one piece takes as long as it takes."""
+    waiting = tapped(State.UNKNOWN, in_flight=1.0, stalled_since_s=NOW - 12)
+    assert (check(waiting, "progress")["status"], http_status(health(waiting))) == ("unknown", 200)
+
+
+def test_a_tap_that_no_longer_reports_leaves_progress_unknown() -> None:
+    found = check(tapped(in_flight=2.0, stalled_since_s=NOW - 12, report_age_s=9.0), "progress")
+    assert (found["status"], found["reason"]) == ("unknown", "stale")

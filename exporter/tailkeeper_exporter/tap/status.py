@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tailkeeper_exporter.settings import BackendSettings
+from tailkeeper_exporter.tap.exchange import Exchange
 from tailkeeper_exporter.tap.knobs import Knobs
 
 
@@ -39,3 +41,15 @@ class Taps(Protocol):
     async def apply(self, backend: str, knobs: Knobs, deadline_s: float) -> None:
         """Turn the knobs; returns when the tap has confirmed them. Raises KeyError (no tap), TimeoutError, OSError."""
         ...
+
+
+class RunningTaps(Taps, Protocol):
+    """Taps whose process is held by this one."""
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        ...
+
+
+MakeTaps = Callable[[tuple[BackendSettings, ...], Callable[[Exchange], None]], RunningTaps]
+"""The taps of those backends that have one, and who is told of each finished request, in the event loop."""
