@@ -115,7 +115,8 @@ class Observation:
     def whole(self, now: float) -> tuple[str, str]:
         """The answer ended as HTTP says. Outcome and, where it is not ok, why: a whole message can hold half an answer."""
         outcome = self._verdict(now)
-        if outcome[0] == "ok":
+        # A frozen engine's front door still answers a load balancer's health page: only a POST asks for work.
+        if outcome[0] == "ok" and self.asked.method == "POST":
             self._book.progress_s = now
         return outcome
 
