@@ -32,7 +32,9 @@ async def run_together(config: Config, build_watchdog: BuildWatchdog) -> None:
     from tailkeeper_exporter.serving import bind
 
     # Tried before anything starts: a server that is cancelled in the middle of its start logs a page of traceback.
-    for address, key in ((config.exporter.listen, "exporter.listen"), (config.watchdog.listen, "watchdog.listen")):
+    addresses = [(config.exporter.listen, "exporter.listen"), (config.watchdog.listen, "watchdog.listen")]
+    addresses += [(b.tap.listen, f"backends.{b.name}.tap.listen") for b in config.backends if b.tap is not None]
+    for address, key in addresses:
         bind(address, key).close()
     discoverer = config.discoverer()  # one for both: they see the same fleet, and its sources are asked once
     watchdog = build_watchdog(config, discoverer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,10 @@ import httpx
 import structlog
 import uvicorn
 from starlette.applications import Starlette
+from starlette.routing import Route
 
-from tailkeeper_exporter.clients import Clients, headers_in
+from tailkeeper_exporter.change_rights import read_token
+from tailkeeper_exporter.clients import Clients, CredentialError, headers_in
 from tailkeeper_exporter.collector import BackendCollector
 from tailkeeper_exporter.discovery import Discoverer
 from tailkeeper_exporter.found_collectors import FoundCollectors
@@ -31,7 +33,9 @@ from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_si
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, OtlpSettings
 from tailkeeper_exporter.tap.access_log import AccessLog
 from tailkeeper_exporter.tap.exchange import Exchange
+from tailkeeper_exporter.tap.host import TapHost
 from tailkeeper_exporter.tap.meter import asks_for_work
+from tailkeeper_exporter.tap.routes import tap_routes
 from tailkeeper_exporter.tap.status import MakeTaps, RunningTaps
 from tailkeeper_exporter.views import BackendView
 
@@ -58,6 +62,7 @@ class Exporter:
         access_log: AccessLog,
         taps: RunningTaps | None = None,
         found: FoundCollectors | None = None,
+        more_routes: Sequence[Route] = (),
     ) -> None:
         self._collectors = {collector.view.name: collector for collector in collectors}
         self._sampler = sampler
@@ -68,7 +73,7 @@ class Exporter:
         self.taps = taps
         self.ring = ring
         self.otlp = otlp
-        self.app: Starlette = make_app(self, (otlp.route,), otlp.counts.series)
+        self.app: Starlette = make_app(self, (otlp.route, *more_routes), otlp.counts.series)
 
     @property
     def views(self) -> Mapping[str, BackendView]:
@@ -175,8 +180,9 @@ def build(
     otlp = _otlp(backends, settings.otlp, ring, sampler, clients, logger, clock)
     found = None if discoverer is None else FoundCollectors(discoverer, open_one, ring, SPREAD_S, logger)
     access = AccessLog(structlog.get_logger("tailkeeper.access") if log is None else log, clock)
+    routes = [] if taps is None else tap_routes(taps, _token(settings), settings.listen, clock)
     collectors = tuple(collector for collector, _ in opened)
-    exporter = Exporter(collectors, sampler, ring, otlp, clock, close, access, taps, found)
+    exporter = Exporter(collectors, sampler, ring, otlp, clock, close, access, taps, found, routes)
     return exporter
 
 
@@ -202,6 +208,14 @@ def _otlp(
         return {name: devices[0].uuid if devices else None for name, devices in matched.items()}
 
     return Otlp(backends, settings, headers, ring, gpus, log, client, clock)
+
+
+def _token(settings: ExporterSettings) -> str | None:
+    """What changing calls need. Raises CredentialError."""
+    try:
+        return read_token(settings.token_file, "exporter.token_file")
+    except (ValueError, OSError) as error:
+        raise CredentialError(str(error)) from error
 
 
 def _log_xid(log: Any, device: DeviceId, event: XidEvent) -> None:
@@ -238,8 +252,10 @@ async def serve(
     Raises OSError where it cannot listen. A part that ends by an error ends all: an exporter that no longer watches must not
     go on answering.
     """
-    exporter = build(backends, settings, discoverer=discoverer)
+    exporter = build(backends, settings, discoverer=discoverer, make_taps=TapHost)
     with bind(settings.listen, "exporter.listen") as listening:
+        if exporter.taps is not None:
+            exporter.taps.open()
         server = Server(server_config(exporter.app))
         end_on_signals(server)
         async with asyncio.TaskGroup() as tasks:

@@ -220,7 +220,8 @@ async def test_a_tap_that_no_longer_reports_is_a_failed_source_and_no_dead_backe
         assert await watched.value("tailkeeper_exporter_scrape_success", source="tap") == 0.0
 
 
-async def test_a_finished_request_is_in_the_ring_and_in_the_access_log_once() -> None:
+async def test_a_finished_request_is_in_the_ring_and_in_the_access_log_once(monkeypatch: Any) -> None:
+    traced: list[tuple[str, str | None]] = []
     lines: list[MutableMapping[str, Any]] = []
 
     def keep(_: object, __: str, line: MutableMapping[str, Any]) -> str:
@@ -229,6 +230,7 @@ async def test_a_finished_request_is_in_the_ring_and_in_the_access_log_once() ->
 
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[keep])
     async with engine() as fake, tapped(fake.url, log=log, engine="generic") as watched:
+        monkeypatch.setattr(watched.exporter.otlp, "on_exchange", lambda ended, gpu: traced.append((ended.request_id, gpu)))
         watched.taps.finish(exchange(tenant="t"))
         watched.taps.finish(exchange(request_id="r-2", method="GET", path="/v1/models", first_token_s=None))
         watched.taps.finish(exchange(request_id="r-3", cache_hit=True, sent_s=None))
@@ -237,6 +239,7 @@ async def test_a_finished_request_is_in_the_ring_and_in_the_access_log_once() ->
         assert [(r.request_id, r.tenant, r.ttft_s, r.gpu) for r in records] == [("r-1", "t", 0.3, None)]
         logged = [line["request_id"] for line in lines if line["event"] == "request"]
         assert logged == ["r-1", "r-2", "r-3"], "what asks for no work, or is cached, is logged"
+        assert traced == [("r-1", None), ("r-2", None), ("r-3", None)]
         assert await watched.value("llm_requests_total", outcome="ok") == 2.0
 
 

@@ -64,5 +64,8 @@ class LocalTaps:
     async def apply(self, backend: str, knobs: Knobs, deadline_s: float) -> None:
         self.applied.append((backend, knobs))
 
+    def open(self) -> None:
+        """There is no address to bind."""
+
     async def run(self) -> None:
         await asyncio.Event().wait()

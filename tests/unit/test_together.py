@@ -29,6 +29,15 @@ async def test_an_address_that_is_taken_is_named_before_anything_is_started(part
             await run_together(parse({name: {"listen": address} for name, address in listen.items()}), never)
 
 
+async def test_a_taps_address_that_is_taken_is_named_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        backend = {"name": "a", "engine": "generic", "url": "http://127.0.0.1:1", "tap": {"listen": address}}
+        document = {"backends": [backend], "exporter": {"listen": "127.0.0.1:0"}, "watchdog": {"listen": "127.0.0.1:0"}}
+        with pytest.raises(OSError, match=rf"backends\.a\.tap\.listen: {address}: Address already in use"):
+            await run_together(parse(document), never)
+
+
 @pytest.mark.parametrize(("content", "why"), [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe\x00", "is not text")])
 def test_a_token_file_without_a_token_is_refused_by_its_setting_and_its_path(tmp_path: Path, content: bytes, why: str) -> None:
     file = tmp_path / "token"

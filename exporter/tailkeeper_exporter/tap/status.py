@@ -46,6 +46,10 @@ class Taps(Protocol):
 class RunningTaps(Taps, Protocol):
     """Taps whose process is held by this one."""
 
+    def open(self) -> None:
+        """Bind all addresses; `run` does so itself where it was not done before. Raises OSError that names the setting."""
+        ...
+
     async def run(self) -> None:
         """Serve until cancelled."""
         ...
