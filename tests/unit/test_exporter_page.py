@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,7 @@ from tailkeeper_exporter.series import Series, bounded, series_of
 from tailkeeper_exporter.settings import BackendSettings
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.tap.watch import TapNumbers
-from tailkeeper_exporter.views import REASONS, BackendView, Source, SourceView
+from tailkeeper_exporter.views import REASONS, BackendView, Output, Source, SourceView
 
 # The strict parser has no types of its own.
 open_metrics_families: Callable[[str], Iterable[Family]] = open_metrics_parser.text_string_to_metric_families
@@ -452,14 +452,14 @@ def test_a_failed_request_is_no_example_of_a_fast_one(outcome: str, marked: set[
 
 @pytest.mark.parametrize(("age_s", "value"), [(0.5, 7.0), (TAP_STALE_S + 0.1, None)])
 def test_a_taps_gauge_goes_with_the_tap_however_seldom_the_page_is_read(age_s: float, value: float | None) -> None:
-    running = MappingProxyType({(catalog.RUNNING.name, MODEL): present(7.0, NOW - age_s)})
+    running: Mapping[Output, Reading[float]] = MappingProxyType({(catalog.RUNNING.name, MODEL): present(7.0, NOW - age_s)})
     view = a_view(gauges=MappingProxyType({}), tap=TapNumbers(gauges=running), stale_after_s=180.0)
     assert one(page(view), "llm_requests_running", model="tiny") == value
 
 
 @pytest.mark.parametrize(("by_tap", "marked"), [(True, True), (False, False)])
 def test_a_taps_queue_is_no_example_of_the_engines(by_tap: bool, marked: bool) -> None:
-    queue = MappingProxyType({(catalog.QUEUE_TIME.name, MODEL): HISTOGRAM})
+    queue: Mapping[Output, Histogram] = MappingProxyType({(catalog.QUEUE_TIME.name, MODEL): HISTOGRAM})
     view = a_view(
         settings={"tap": {"listen": "127.0.0.1:9500"}},
         histograms=MappingProxyType({}) if by_tap else queue,
