@@ -177,8 +177,8 @@ def build(
             await client.aclose()
 
     ring = RequestRing()
-    otlp = _otlp(backends, settings.otlp, ring, sampler, clients, logger, clock)
     found = None if discoverer is None else FoundCollectors(discoverer, open_one, ring, SPREAD_S, logger)
+    otlp = _otlp(_whole_fleet(backends, found), settings.otlp, ring, sampler, clients, logger, clock)
     access = AccessLog(structlog.get_logger("tailkeeper.access") if log is None else log, clock)
     routes = [] if taps is None else tap_routes(taps, _token(settings), settings.listen, clock)
     collectors = tuple(collector for collector, _ in opened)
@@ -186,8 +186,24 @@ def build(
     return exporter
 
 
+def _whole_fleet(
+    backends: tuple[BackendSettings, ...], found: FoundCollectors | None
+) -> Callable[[], tuple[BackendSettings, ...]]:
+    """All that are watched at the moment; the same tuple while nobody comes or goes."""
+    known: tuple[BackendSettings, ...] = ()
+    whole = backends
+
+    def fleet() -> tuple[BackendSettings, ...]:
+        nonlocal known, whole
+        if found is not None and found.watched is not known:
+            known, whole = found.watched, (*backends, *found.watched)
+        return whole
+
+    return fleet
+
+
 def _otlp(
-    backends: tuple[BackendSettings, ...],
+    backends: Callable[[], tuple[BackendSettings, ...]],
     settings: OtlpSettings,
     ring: RequestRing,
     sampler: GpuSampler,
@@ -204,7 +220,7 @@ def _otlp(
     def gpus() -> dict[str, str | None]:
         """The first GPU of each backend: a trace points to one, and those of one engine work in step."""
         snapshot = sampler.snapshot()
-        matched = {backend.name: snapshot.match(backend.gpus).devices for backend in backends}
+        matched = {backend.name: snapshot.match(backend.gpus).devices for backend in backends()}
         return {name: devices[0].uuid if devices else None for name, devices in matched.items()}
 
     return Otlp(backends, settings, headers, ring, gpus, log, client, clock)

@@ -50,6 +50,8 @@ class FoundCollectors:
         self._log = log
         self._watched: dict[str, _Watched] = {}
         self._followed: tuple[BackendSettings, ...] | None = None
+        self.watched: tuple[BackendSettings, ...] = ()
+        """The settings of those that are watched; the same tuple while nobody comes or goes."""
         self._refused: dict[str, str] = {}
         self._was_ready = False
 
@@ -101,6 +103,7 @@ class FoundCollectors:
         refused = {backend.name: f"more than {MAX_FOUND} found backends cannot be watched here" for backend in new[room:]}
         refused |= await self._begin(new[:room], tasks)
         self._say(refused)
+        self.watched = tuple(watched.settings for watched in self._watched.values())
         self._followed = found
 
     async def _begin(self, new: list[BackendSettings], tasks: asyncio.TaskGroup) -> dict[str, str]:

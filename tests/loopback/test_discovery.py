@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,12 +19,14 @@ from tailkeeper_exporter import found_collectors
 from tailkeeper_exporter.app import Exporter, build
 from tailkeeper_exporter.discovery import Discoverer, DiscoveryError, Found, Listing, Source, ask, sources_of
 from tailkeeper_exporter.discovery.prometheus import TARGETS_QUERY, PrometheusLister
+from tailkeeper_exporter.otlp.counts import Outcome as OtlpOutcome
 from tailkeeper_exporter.requests_ring import RequestRecord
 from tailkeeper_exporter.settings import BackendSettings, PrometheusDiscovery
 from tests.loopback.test_collector import QUIET, backend, settings, until
 from tests.loopback.test_exporter_server import listening, until_ready
 from tests.unit.fake_engine import FakeEngine, engine
 from tests.unit.loopback import Handler, Seen, reply, serving, silence
+from tests.unit.otlp_messages import VLLM, a_post, a_span
 
 # --- a Prometheus ---
 
@@ -174,6 +177,25 @@ async def test_a_vanished_backend_leaves_no_series_no_health_no_task_and_no_conn
             asked = len(two.server.requests)
             await asyncio.sleep(0.3)
             assert len(two.server.requests) == asked
+
+
+async def test_spans_of_a_found_backend_are_its_requests_as_long_as_it_is_there() -> None:
+    async def post(client: httpx.AsyncClient) -> None:
+        span = a_span({**VLLM, "tailkeeper.backend": "one"}, start=time.time())
+        body = a_post(span).SerializeToString()
+        answer = await client.post("/v1/traces", content=body, headers={"content-type": "application/x-protobuf"})
+        assert answer.status_code == 200
+
+    async with engine() as one:
+        told = Told(at("one", one))
+        async with following(telling(told)) as (exporter, client):
+            await until(lambda: "one" in exporter.views)
+            await post(client)
+            assert [record.backend for record in exporter.ring.since(0, 10).records] == ["one"]
+            told.found = ()
+            await until(lambda: "one" not in exporter.views)
+            await post(client)
+            assert exporter.otlp.counts.spans[OtlpOutcome.UNMATCHED] == 1
 
 
 async def test_a_backend_that_comes_back_starts_anew_and_a_moved_one_is_watched_at_its_new_place() -> None:

@@ -55,7 +55,8 @@ async def a_world(*, forwards: bool = False, logs: bool = False) -> AsyncIterato
     collector = httpx.AsyncClient(transport=httpx.MockTransport(collect)) if forwards else None
     ring = RequestRing()
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[structlog.processors.JSONRenderer()])
-    otlp = Otlp((a_backend(),), settings, dict, ring, lambda: {"a": "GPU-1"}, log, collector, unix_clock=lambda: NOW + 10)
+    backends = (a_backend(),)
+    otlp = Otlp(lambda: backends, settings, dict, ring, lambda: {"a": "GPU-1"}, log, collector, unix_clock=lambda: NOW + 10)
     transport = httpx.ASGITransport(Starlette(routes=[otlp.route]), raise_app_exceptions=True)
     task = asyncio.create_task(otlp.run())
     async with httpx.AsyncClient(transport=transport, base_url="http://exporter") as client:

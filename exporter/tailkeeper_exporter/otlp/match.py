@@ -29,7 +29,7 @@ class NoBackend(StrEnum):
 
 
 class Backends:
-    """The configured backends by everything that a span may call them."""
+    """The watched backends by everything that a span may call them."""
 
     def __init__(self, backends: Iterable[BackendSettings]) -> None:
         self._by_name = {backend.name: backend for backend in backends}
@@ -39,6 +39,11 @@ class Backends:
             for address in _addresses(backend):
                 self._by_address.setdefault(address, set()).add(backend.name)
                 self._by_host.setdefault(address.rpartition(":")[0], set()).add(backend.name)
+
+    def engine_of(self, name: str) -> str:
+        """The engine of a backend; empty for one that is not watched."""
+        backend = self._by_name.get(name)
+        return "" if backend is None else backend.engine
 
     def find(self, span: Attributes, resource: Attributes, is_engine: bool) -> BackendSettings | NoBackend:
         """The backend of a span. ``is_engine``: the span was made by an inference engine of its own request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -26,11 +26,12 @@ from tailkeeper_exporter.tap.exchange import Exchange
 
 
 class Otlp:
-    """All of it. ``gpus`` tells the GPU of each backend now; ``headers`` and ``client`` are for the collector, see ``Sender``."""
+    """All of it. ``backends`` tells who is watched now, the same tuple while nobody comes or goes, and ``gpus`` the GPU of each;
+    ``headers`` and ``client`` are for the collector, see ``Sender``."""
 
     def __init__(
         self,
-        backends: Iterable[BackendSettings],
+        backends: Callable[[], tuple[BackendSettings, ...]],
         settings: OtlpSettings,
         headers: Callable[[], Mapping[str, str]],
         ring: RequestRing,
@@ -40,8 +41,9 @@ class Otlp:
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._engines = {backend.name: backend.engine for backend in backends}
-        self._backends = Backends(backends)
+        self._watched = backends
+        self._indexed: tuple[BackendSettings, ...] = ()
+        self._backends = Backends(())
         self._wants_logs = settings.logs
         self._ring = ring
         self._gpus = gpus
@@ -71,15 +73,22 @@ class Otlp:
         self._known.remember(exchange.backend, _kin_of(exchange))
         if self.sender is None:
             return
-        spans = spans_of(exchange, gpu_uuid, self._engines.get(exchange.backend, ""))
+        spans = spans_of(exchange, gpu_uuid, self._index().engine_of(exchange.backend))
         if spans is not None:
             self.sender.offer_spans(spans.SerializeToString(), len(spans.resource_spans[0].scope_spans[0].spans))
         if self._wants_logs:
             self.sender.offer_logs(log_of(exchange, gpu_uuid).SerializeToString(), 1)
 
+    def _index(self) -> Backends:
+        """Those who are watched now, by everything that a span may call them."""
+        watched = self._watched()
+        if watched is not self._indexed:
+            self._indexed, self._backends = watched, Backends(watched)
+        return self._backends
+
     def _reader(self) -> Read:
         """Reads a post as things stand now."""
-        return partial(read_spans, backends=self._backends, gpus=self._gpus(), now_unix_s=self._unix_clock())
+        return partial(read_spans, backends=self._index(), gpus=self._gpus(), now_unix_s=self._unix_clock())
 
     def _take(self, received: Received) -> None:
         """Write what a post told into the ring, and send the post on."""
