@@ -35,8 +35,8 @@ from tailkeeper_exporter.probe_answer import (
     sign_of,
     text_of,
 )
+from tailkeeper_exporter.probe_plan import PROBE_ID_PREFIX
 
-REQUEST_ID_PREFIX = "tailkeeper-probe-"
 CHAT = ProbeRequest(path="/v1/chat/completions", chat=True)
 MODELS_PATH = "/v1/models"
 END_GRACE_S = 0.25
@@ -166,7 +166,7 @@ class Prober:
             "content-type": "application/json",
             "cache-control": "no-cache, no-store",
             "pragma": "no-cache",
-            "x-request-id": REQUEST_ID_PREFIX + nonce,
+            "x-request-id": PROBE_ID_PREFIX + nonce,
         }
         body = json.dumps(_body(self._request, model, nonce)).encode()
         url = self._url + self._request.path

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from tailkeeper_exporter.evidence import ALIVE, Answer, Memory
 from tailkeeper_exporter.state import State
 
+PROBE_ID_PREFIX = "tailkeeper-probe-"
+"""Begins the ``x-request-id`` of every probe, so that nobody takes one for a user's request."""
 URGENT_GAP_S = 2.0
 """A probe costs a token and a place in the batch; a stalled engine gets at most one in this time."""
 URGENT_AFTER_S = 3.0

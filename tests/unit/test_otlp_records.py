@@ -71,6 +71,12 @@ def test_a_captured_post_of_vllm_gives_its_requests_and_not_its_start_up() -> No
     assert same_request(first.request_id or "", "my-req-1"), "the client's own id, as vLLM writes it"
 
 
+@pytest.mark.parametrize("request_id", ["cmpl-tailkeeper-probe-54b2b19474e0-0", "tailkeeper-probe-54b2"])
+def test_our_own_probe_is_no_request_of_a_user(request_id: str) -> None:
+    found = reading(a_span({**VLLM, "gen_ai.request.id": request_id}))
+    assert (found.told, found.counts[Outcome.OTHER]) == ([], 1)
+
+
 def test_a_span_of_an_old_vllm_has_no_prefill_time_and_none_is_made_up() -> None:
     found = record(a_span(VLLM_0_6, lasts_s=1.0))
     assert (found.model, found.queue_s, found.ttft_s, found.e2e_s) == ("tiny", 0.02, 0.3, 0.9)

@@ -2,8 +2,8 @@
 
 Not every span is a request. Recognised are an engine's own (vLLM's ``llm_request``: ``gen_ai.latency.…``), an operation of
 OpenTelemetry's GenAI conventions or of their forerunners that generates text (gateways, SDKs), OpenInference's kind ``LLM``,
-and our own tap's from another exporter. ``gen_ai.response.time_to_first_chunk`` is no time to the first token: a chunk with
-nothing but a role is one.
+and our own tap's from another exporter. Our own probes are none. ``gen_ai.response.time_to_first_chunk`` is no time to the first
+token: a chunk with nothing but a role is one.
 
 A time that cannot be is None and counted, and its record stays. An engine that ended a request before a milestone reports
 the host's uptime for it, or a negative time.
@@ -23,10 +23,11 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.otlp import attributes as names
 from tailkeeper_exporter.otlp.attributes import Attributes, flag_of, number_of, read, text_of
 from tailkeeper_exporter.otlp.counts import Outcome
-from tailkeeper_exporter.otlp.ids import SPAN_BYTES, TRACE_BYTES, clean_request_id, valid_id
+from tailkeeper_exporter.otlp.ids import SPAN_BYTES, TRACE_BYTES, clean_request_id, core_request_id, valid_id
 from tailkeeper_exporter.otlp.known import Kin
 from tailkeeper_exporter.otlp.match import Backends, NoBackend
 from tailkeeper_exporter.otlp.spans import DECODE, PREFILL, QUEUE, STAGES
+from tailkeeper_exporter.probe_plan import PROBE_ID_PREFIX
 from tailkeeper_exporter.requests_ring import RequestRecord
 from tailkeeper_exporter.settings import BackendSettings
 
@@ -127,7 +128,7 @@ def _lasted_s(span: Span) -> float:
 def _read_span(span: Span, resource: Attributes, world: _World, reading: Reading) -> None:
     attributes = read(span.attributes)
     is_engine = is_engines_own(attributes)
-    if not is_engine and not _generates(attributes):
+    if (not is_engine and not _generates(attributes)) or _is_our_probe(attributes):
         reading.counts[Outcome.OTHER] += 1
         return
     backend = world.backends.find(attributes, resource, is_engine)
@@ -144,6 +145,11 @@ def _read_span(span: Span, resource: Attributes, world: _World, reading: Reading
 def is_engines_own(attributes: Attributes) -> bool:
     """Whether an engine, or a tap, made the span of its own request: it knows of stages."""
     return names.OUTCOME in attributes or any(name.startswith(_LATENCY_PREFIX) for name in attributes)
+
+
+def _is_our_probe(attributes: Attributes) -> bool:
+    """An engine tells of our own probes as of any request, and they are none of a user's."""
+    return core_request_id(text_of(attributes, *_REQUEST_IDS) or "").startswith(PROBE_ID_PREFIX)
 
 
 def _generates(attributes: Attributes) -> bool:
