@@ -19,11 +19,12 @@ from tailkeeper_exporter.tap.gate import Tap
 from tailkeeper_exporter.tap.ids import request_id
 from tailkeeper_exporter.tap.messages import MAX_HEAD_BYTES, Headers, RequestHead
 from tailkeeper_exporter.tap.turn import Turn
-from tailkeeper_exporter.tap.upstream import HIGH_WATER_BYTES
+from tailkeeper_exporter.tap.upstream import HIGH_WATER_BYTES, READ_MOST_BYTES
 
 MAX_CONNECTIONS = 4_096
 """Per tap; beyond this a client gets 503 at once. An engine batches hundreds."""
 MAX_PIPELINED = 32
+"""On one connection. What comes after them is not parsed: a client can send thousands in one read, and each costs us a turn."""
 KEEP_ALIVE_S = 75.0
 """Above the 60 s for which common proxies keep connections, so that they close an idle one and not we."""
 HEAD_S = 30.0
@@ -33,12 +34,14 @@ LINGER_S = 2.0
 """How long what a client still sends is thrown away after an early answer, so that the answer is not lost to a reset."""
 FLUSH_S = 120.0
 """How long a client may take to read the last of a closed connection's buffer."""
+UNREAD_S = 120.0
+"""A client that takes not one byte of what waits for it for so long has gone, or holds a backend's place for nothing."""
 
 _GONE_STATES = frozenset({7, 8})
 """Linux's TCP_CLOSE and TCP_CLOSE_WAIT, the first byte of its ``tcp_info``."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """One connection of one client."""
 
     def __init__(self, tap: Tap) -> None:
@@ -54,10 +57,13 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._head_bytes = 0
         self._in_head = False
+        self._head_since_s = 0.0
         self._staying: RequestHead | None = None
         """The head of a request that offered an upgrade, while its body is read as if it had not."""
-        self._arrived: list[RequestHead | bytes | None] = []
+        self._arrived: list[RequestHead | bytearray | None] = []
         """What the parser found in the bytes of one call: a head, a piece of a body, None for the end of a request."""
+        self._heads = 0
+        """Of those, and of the turns that were there before them."""
         self._bad: tuple[int, str, str] | None = None
         """Why nothing more is read; said when the turns before it are over."""
         self._ending_since_s: float | None = None
@@ -71,6 +77,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._tap.connections.add(self)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
         if len(self._tap.connections) > MAX_CONNECTIONS:
             self._refuse(503, "too_many_connections", "the tap has no room for another connection")
 
@@ -95,11 +104,25 @@ class ClientConnection(asyncio.Protocol):
         if self._turns:
             self._turns[0].client_ready()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._tap.pool.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(bytes(self._tap.pool.buffer[:nbytes]))
+        if nbytes == READ_MOST_BYTES and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._held:
+            self.go_on()
+
+    def _received(self, data: bytes) -> None:
         self._since_s = self._tap.clock()
         if self._bad is not None or self._ending_since_s is not None or self._closing_since_s is not None:
             return
         self._head_bytes += len(data)
+        self._heads = len(self._turns)
         self._parse(data)
         if self._head_bytes > MAX_HEAD_BYTES and (self._in_head or self._incoming is not None) and not self._arrived:
             self._bad = self._bad or (431, "head_too_large", f"a head may have {MAX_HEAD_BYTES} bytes")
@@ -130,28 +153,32 @@ class ClientConnection(asyncio.Protocol):
     def _take(self) -> None:
         """Act on what the parser found; not inside its callbacks, where an error would pass for the client's."""
         arrived, self._arrived = self._arrived, []
-        idle = not self._turns
         for item in arrived:
+            if self._ending_since_s is not None:
+                return
             if isinstance(item, RequestHead):
                 self._incoming = Turn(self._tap, self, item)
                 self._turns.append(self._incoming)
             elif self._incoming is not None:
                 if item is not None:
-                    self._incoming.body(item)
+                    self._incoming.body(bytes(item))
                 else:
                     turn, self._incoming = self._incoming, None
                     turn.end()
-        if idle and self._turns:
+        if self._turns and not self._turns[0].started:
             # With what of its body came together with its head, so that both are sent in one piece.
             self._turns[0].start()
-        if len(self._turns) > MAX_PIPELINED:
-            self.cut()
-        elif self._bad is not None:
+        if self._bad is not None:
             self._stop_reading()
+        elif len(self._turns) > 1:
+            self.hold()  # what waits for its turn waits at the client
 
     def _stop_reading(self) -> None:
         turn, self._incoming = self._incoming, None
         if turn is not None and self._bad is not None:
+            if turn in self._turns and turn is not self._turns[0]:
+                # Others are being answered before it. When they are, the connection says what was wrong.
+                self._turns.remove(turn)
             turn.refused_late(*self._bad)
         elif not self._turns:
             self._say_bad()
@@ -170,6 +197,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers, self._target, self._in_head = [], b"", True
+        self._head_since_s = self._since_s
 
     def on_url(self, target: bytes) -> None:
         self._target += target
@@ -184,6 +212,10 @@ class ClientConnection(asyncio.Protocol):
         if size > MAX_HEAD_BYTES:
             self._bad = 431, "head_too_large", f"a head may have {MAX_HEAD_BYTES} bytes"
             raise ValueError("too large")
+        self._heads += 1
+        if self._heads > MAX_PIPELINED:
+            self._bad = 400, "too_many_requests", f"a connection may have {MAX_PIPELINED} unanswered requests"
+            raise ValueError("too many")
         if self._parser.should_upgrade():
             return
         self._head_bytes = 0
@@ -199,13 +231,19 @@ class ClientConnection(asyncio.Protocol):
             version,
             self._headers,
             keep_alive=version == "1.1" and self._parser.should_keep_alive(),
-            length=int(lengths[0]) if lengths else None,
+            # Python reads no number of thousands of digits, be they zeros.
+            length=int(lengths[0].lstrip(b"0") or b"0") if lengths else None,
             chunked=any(name == b"transfer-encoding" for name, _ in self._headers),
         )
 
     def on_body(self, data: bytes) -> None:
         self._head_bytes = 0
-        self._arrived.append(data)
+        last = self._arrived[-1] if self._arrived else None
+        if isinstance(last, bytearray):
+            # Chunks of a byte each are ten thousand in one read: from here on they are one piece.
+            last += data
+        else:
+            self._arrived.append(bytearray(data))
 
     def on_message_complete(self) -> None:
         if not self._parser.should_upgrade():
@@ -225,6 +263,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_on(self) -> None:
+        if self._held:
+            self._since_s = self._tap.clock()  # it could not send before, so it is not late
         self._held = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -288,7 +328,7 @@ class ClientConnection(asyncio.Protocol):
             if now - self._since_s > BODY_PAUSE_S and not self._held:
                 self._bad = 408, "body_timeout", f"no byte of the request's body came for {BODY_PAUSE_S:g} s"
                 self._stop_reading()
-        elif not self._turns and now - self._since_s > (HEAD_S if self._in_head else KEEP_ALIVE_S):
+        elif not self._turns and (now - self._head_since_s > HEAD_S if self._in_head else now - self._since_s > KEEP_ALIVE_S):
             self._close()
 
     def _peer_has_gone(self) -> bool:

@@ -52,7 +52,7 @@ class Turn:
         self._seen = Observation(asked, tap.book)
         self._body = Body(chunked=head.chunked)
         self._out = Outgoing(client, head, asked.request_id)
-        self._started = self._asked = self._retried = self._ended = False
+        self.started = self._asked = self._retried = self._ended = False
         self._upstream: Upstream | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._sent_at = 0.0
@@ -64,7 +64,7 @@ class Turn:
 
     def start(self) -> None:
         """It is this request's turn on its connection."""
-        self._started = True
+        self.started = True
         wrong = messages.wrong_with(self.head)
         if wrong is not None:
             self._refuse(400, "bad_request", wrong, "rejected", close=True)
@@ -82,7 +82,7 @@ class Turn:
         if self._upstream is not None:
             self._upstream.write(self._body.framed(data))
             return
-        if self._started and not self._asked and self._ready_to_ask():
+        if self.started and not self._asked and self._ready_to_ask():
             self._ask()
         if self._upstream is None and self._body.unsent_bytes > MAX_BODY_BYTES:
             self._client.hold()
@@ -95,7 +95,7 @@ class Turn:
         if self._upstream is not None and self.head.chunked:
             self._upstream.write(LAST_CHUNK)
         self._seen.facts = asking.facts_of(self.head, self._body.kept)
-        if self._started and not self._asked:
+        if self.started and not self._asked:
             self._ask()
 
     def client_gone(self) -> None:
@@ -103,10 +103,14 @@ class Turn:
         self._stop("aborted", "client_gone")
 
     def refused_late(self, status: int, code: str, message: str) -> None:
-        """The rest of the request is no good. Before the answer began it can be said; after it, only be ended."""
+        """The rest of the request is no good. Before its turn it is not for us to say; before the answer began it can be said;
+        after it, only be ended."""
         if self._ended:
             return
-        if self._out.began:
+        if not self.started:
+            self._seen.status = status
+            self._stop("rejected", code)
+        elif self._out.began:
             self._stop("aborted", code)
             self._client.cut()
         else:

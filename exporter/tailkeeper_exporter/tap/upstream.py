@@ -24,6 +24,8 @@ IDLE_S = 4.0
 """Below uvicorn's 5 s, so that we and not the engine close an idle connection."""
 HIGH_WATER_BYTES = 65_536
 """Unsent bytes per direction from which on the sender is held back."""
+READ_MOST_BYTES = 65_536
+"""At once from one connection; then the others come first. The loop else reads on, up to 8 MB, while there is more."""
 
 Clock = Callable[[], float]
 
@@ -59,7 +61,7 @@ class Address:
     tls: ssl.SSLContext | None
 
 
-class Upstream(asyncio.Protocol):
+class Upstream(asyncio.BufferedProtocol):
     """One connection."""
 
     def __init__(self, pool: Pool) -> None:
@@ -68,6 +70,7 @@ class Upstream(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._asker: Asker | None = None
         self._used = False
+        self._held = False
         self.is_full = False
         """More is to be sent to the backend than the buffer should hold."""
         self.idle_since_s = 0.0
@@ -99,10 +102,12 @@ class Upstream(asyncio.Protocol):
 
     def hold(self) -> None:
         """Read no more of the answer for now."""
+        self._held = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def go_on(self) -> None:
+        self._held = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -128,7 +133,20 @@ class Upstream(asyncio.Protocol):
         if self._asker is not None:
             self._asker.backend_ready()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._pool.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(bytes(self._pool.buffer[:nbytes]))
+        if nbytes == READ_MOST_BYTES and self.is_open and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._held:
+            self.go_on()
+
+    def _received(self, data: bytes) -> None:
         if self._asker is None:
             # A kept connection has nothing to say; whatever this is, it is nobody's.
             self._pool.forget(self)
@@ -240,6 +258,8 @@ class Pool:
     def __init__(self, address: Address, clock: Clock) -> None:
         self.address = address
         self._clock = clock
+        self.buffer = memoryview(bytearray(READ_MOST_BYTES))
+        """For whatever is read next; what was read is taken out of it before anything else happens."""
         self._idle: dict[Upstream, None] = {}
 
     def take(self) -> Upstream | None:
