@@ -14,7 +14,13 @@ DEFAULT_TOKENS_PER_BYTE = 0.25
 """English under the usual vocabularies, until the tap has seen its own traffic."""
 DEFAULT_MAX_TOKENS = 512
 """What a request without a limit generates, for the order of the queue only."""
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+_NEUTRAL = frozenset(
+    {
+        *(b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"traceparent", b"tracestate"),
+        *(b"user-agent", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto", b"x-real-ip"),
+    }
+)
+"""Headers that say nothing of what is asked nor of who asks: ours to write, or those of a gateway about the way here."""
 
 
 class KeyMaker(Protocol):
@@ -96,7 +102,9 @@ def cache_key(cache: KeyMaker, head: RequestHead, asked: Asked, body: bytearray)
     """Under which the answer may be kept; None where it may not, or where the client forbids it."""
     if head.first(b"cache-control") is not None:
         return None
-    caller = "\n".join(f"{n.decode('latin-1')}:{v.decode('latin-1')}" for n, v in head.headers if n in _CREDENTIALS)
+    # All that the backend gets, for it may answer by any of it: else one caller's odd header would be answered to the next.
+    kept = messages.kept(head.headers, _NEUTRAL)
+    caller = "\n".join(f"{n.decode('latin-1')}:{v.decode('latin-1')}" for n, v in kept)
     path, _, query = messages.origin_form(head.target).decode("latin-1").partition("?")
     content_type = (head.first(b"content-type") or b"").decode("latin-1")
     return cache.key(asked.facts.tenant, caller, asked.method, path, query, content_type, bytes(body))

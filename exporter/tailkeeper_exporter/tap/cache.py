@@ -1,8 +1,9 @@
 """Answers kept for a minute and given again to the very same question of the very same caller. No I/O, no clock.
 
 Off unless ``cache_mode`` is ``local``. Only what is asked to be deterministic is kept: a temperature of 0 that the request
-itself names, one choice, no stream; or a kind of request that samples nothing. The key covers the tenant, the caller's
-credential and the whole body with its model: two tenants, or two API keys of one tenant, never share an answer. Of the
+itself names, one choice, no stream; or a kind of request that samples nothing. The key covers the tenant, all headers
+by which the backend could tell callers apart, and the whole body with its model: two tenants, or two API keys of one
+tenant, never share an answer, and no caller's odd header shapes the answer of the next. Of the
 answer's headers only ``content-type`` is kept, so nothing that was meant for the first caller reaches the next.
 """
 
@@ -75,8 +76,8 @@ class LocalCache:
     ) -> bytes | None:
         """The key of a request, or None for one whose answer must not be kept.
 
-        ``authorization`` is all with which the caller says who it is; where that is more than one header, all of them in
-        one text. It is hashed, never stored. ``path`` is without the query. A request that forbids a cached answer
+        ``authorization`` is all with which the caller says who it is and what else it wants; where that is more than one
+        header, all of them in one text. It is hashed, never stored. ``path`` is without the query. A request that forbids a cached answer
         (``cache-control``) is the caller's to keep away.
         """
         if method != "POST" or path not in _SAMPLED | _UNSAMPLED or not _is_json(content_type):

@@ -74,7 +74,7 @@ class Observation:
     def answered(self, answer: AnswerHead, now: float) -> None:
         """The answer's head has come."""
         self.status = answer.status
-        self._book.answered_s = now
+        self._backend_answered(now)
         if answer.first(b"content-encoding") not in (None, b"identity"):
             return
         content_type = answer.first(b"content-type")
@@ -86,7 +86,7 @@ class Observation:
     def passed(self, data: bytes, now: float) -> None:
         """A piece of the answer's body was sent on."""
         self._response_bytes += len(data)
-        self._book.answered_s = now
+        self._backend_answered(now)
         if self._sse is not None:
             events = self._sse.feed(data)
             if events:
@@ -95,6 +95,11 @@ class Observation:
             self._json += data
             if len(self._json) > MAX_ANSWER_BYTES:
                 self._json = None
+
+    def _backend_answered(self, now: float) -> None:
+        """What comes from the tap's cache is no sign of the backend's life."""
+        if not self.cache_hit:
+            self._book.answered_s = now
 
     def _tokens(self, events: int, now: float) -> None:
         """``events`` content events came together: the first after a pause, the others at once."""
@@ -116,7 +121,7 @@ class Observation:
         """The answer ended as HTTP says. Outcome and, where it is not ok, why: a whole message can hold half an answer."""
         outcome = self._verdict(now)
         # A frozen engine's front door still answers a load balancer's health page: only a POST asks for work.
-        if outcome[0] == "ok" and self.asked.method == "POST":
+        if outcome[0] == "ok" and self.asked.method == "POST" and not self.cache_hit:
             self._book.progress_s = now
         return outcome
 
