@@ -101,10 +101,11 @@ class Exporter:
         collector = self._collectors.get(exchange.backend)
         if collector is None:
             return
-        gpu = collector.first_gpu()
+        gpu, backend = collector.first_gpu(), collector.view.settings
         try:
             if asks_for_work(exchange):
                 collector.take_exchange(exchange)
+            exchange = exchange.completed(backend.model, backend.labels)
             # Whoever reads the ring learns the backend's latencies, and an answer from the tap's own cache has none of it.
             if asks_for_work(exchange) and not exchange.cache_hit:
                 self.ring.append(exchange.record(gpu))

@@ -243,6 +243,16 @@ async def test_a_finished_request_is_in_the_ring_and_in_the_access_log_once(monk
         assert await watched.value("llm_requests_total", outcome="ok") == 2.0
 
 
+async def test_a_record_says_what_the_backends_labels_say_where_the_request_says_nothing() -> None:
+    labels = {"canary_revision": "v1", "tenant": "all", "sensitivity": "3", "az": "az1"}
+    async with engine() as fake, tapped(fake.url, engine="generic", model="configured", labels=labels) as watched:
+        watched.taps.finish(exchange())
+        watched.taps.finish(exchange(canary_revision="v2", tenant="premium", sensitivity=0, model="lora"))
+        records = watched.exporter.ring.since(0, 10).records
+        told = [(r.canary_revision, r.tenant, r.sensitivity, r.operation, r.model) for r in records]
+        assert told == [("v1", "all", 3, None, "configured"), ("v2", "premium", 0, None, "lora")]
+
+
 async def test_a_bug_costs_one_requests_record_and_is_counted(monkeypatch: Any) -> None:
     async with engine() as fake, tapped(fake.url, engine="generic") as watched:
         with monkeypatch.context() as broken:

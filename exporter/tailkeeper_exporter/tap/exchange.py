@@ -6,10 +6,13 @@ Times are seconds since ``start_unix_s`` unless their name says otherwise. Unkno
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.requests_ring import RequestRecord
+from tailkeeper_exporter.tap.facts import sensitivity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,22 @@ class Exchange:
             gpu=gpu,
         )
 
+    def completed(self, model: str | None, labels: Mapping[str, str]) -> Exchange:
+        """What the request did not say of itself, as its backend's model and labels say it; its own word always wins."""
+        said: dict[str, Any] = {name: labels.get(name) for name in _LABELS} | {
+            "model": model,
+            "sensitivity": sensitivity_of(labels.get("sensitivity", "").encode()),
+        }
+        unsaid = {name: value for name, value in said.items() if value is not None and getattr(self, name) is None}
+        return replace(self, **unsaid) if unsaid else self
+
     def line(self) -> bytes:
         """As one line of JSON, for the way from the tap's process to the exporter's."""
         document = {name: getattr(self, name) for name in _NAMES}  # every value is plain, so none need be copied
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
+_LABELS = ("tenant", "modality", "canary_revision", "operation")
 _NAMES = frozenset(field.name for field in fields(Exchange))
 GAP_COUNTS = len(catalog.TOKEN_BUCKETS) + 1
 

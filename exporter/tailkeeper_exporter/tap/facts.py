@@ -52,7 +52,7 @@ def header_facts(headers: Mapping[bytes, bytes]) -> HeaderFacts:
     return HeaderFacts(
         tenant=clean(headers.get(b"x-tenant")),
         operation=clean(headers.get(b"x-operation")),
-        sensitivity=_sensitivity(headers.get(b"x-sensitivity")),
+        sensitivity=sensitivity_of(headers.get(b"x-sensitivity")),
         modality=clean(headers.get(b"x-modality-signature")),
         canary_revision=clean(headers.get(b"x-canary-revision")),
         model_hint=clean(headers.get(b"x-model-hint")),
@@ -109,6 +109,7 @@ def _number(value: object) -> float | None:
     return float(value)
 
 
-def _sensitivity(value: bytes | None) -> int | None:
+def sensitivity_of(value: bytes | None) -> int | None:
+    """A level from 0 to 5; None for all else."""
     text = b"" if value is None else value.strip()
     return int(text) if len(text) == 1 and text.isdigit() and int(text) <= MAX_SENSITIVITY else None
