@@ -6,6 +6,7 @@ Every complaint names the key's path, the value, and what is allowed. Nothing is
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -357,17 +358,22 @@ def effective(config: Config) -> str:
 
 
 def _redacted(value: Any) -> Any:
-    """``value`` with the user and password taken out of every URL in it, whichever key it stands under."""
+    """``value`` without the credentials of the URLs in it, whichever key they stand under."""
     if isinstance(value, dict):
         return {key: _redacted(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_redacted(inner) for inner in value]
-    return _without_userinfo(value) if isinstance(value, str) and "://" in value else value
+    return _without_credentials(value) if isinstance(value, str) and "://" in value else value
 
 
-def _without_userinfo(url: str) -> str:
+_SECRET_PARAMETER = re.compile(r"(?i)([?&;][^=&;#]*(?:key|token|secret|pass|pwd|auth|sig)[^=&;#]*=)[^&;#]*")
+"""What a query calls a credential; other parameters stay, because they say which page is read."""
+
+
+def _without_credentials(url: str) -> str:
+    """``url`` without user and password, and without the values of parameters that are named like a secret."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     if "@" in host:
         host = "REDACTED@" + host.rpartition("@")[2]
-    return f"{scheme}{separator}{host}{slash}{path}"
+    return _SECRET_PARAMETER.sub(r"\1REDACTED", f"{scheme}{separator}{host}{slash}{path}")

@@ -170,6 +170,15 @@ class BackendSettings(Settings):
             raise ValueError("must be redis://HOST:PORT or rediss://HOST:PORT")
         return value
 
+    @model_validator(mode="after")
+    def _no_tap_before_itself(self) -> BackendSettings:
+        if self.tap is not None and is_same_server(self.url, self.tap.listen):
+            raise ValueError(
+                f"tap.listen: {self.tap.listen} is the backend's own url ({self.url}), so every request would come back for ever;"
+                " url is the engine, listen a free address that clients use instead"
+            )
+        return self
+
     @property
     def canary_revision(self) -> str:
         return self.labels.get("canary_revision", "")

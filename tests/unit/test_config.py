@@ -295,6 +295,39 @@ def test_the_effective_configuration_shows_no_secret() -> None:
     assert "REDACTED@127.0.0.1" in shown
 
 
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("?token=hunter2", "?token=REDACTED"),
+        ("?format=text&api_key=hunter2&x=1", "?format=text&api_key=REDACTED&x=1"),
+        ("?Access-Token=hunter2", "?Access-Token=REDACTED"),
+        ("?a=1", "?a=1"),
+    ],
+)
+def test_the_effective_configuration_shows_no_secret_of_a_query(query: str, shown: str) -> None:
+    in_force = effective(parse(with_backend(metrics_url=f"http://127.0.0.1:1/metrics{query}")))
+    assert "hunter2" not in in_force
+    assert f"/metrics{shown}" in in_force
+
+
+@pytest.mark.parametrize(
+    ("url", "listen", "refused"),
+    [
+        ("http://127.0.0.1:9500", "127.0.0.1:9500", True),
+        ("http://localhost:9500/v1", "0.0.0.0:9500", True),
+        ("http://127.0.0.1:8000", "127.0.0.1:9500", False),
+        ("http://10.0.0.1:9500", "127.0.0.1:9500", False),
+    ],
+)
+def test_a_tap_is_not_put_before_itself(url: str, listen: str, refused: bool) -> None:
+    document = with_backend(url=url, tap={"listen": listen})
+    if not refused:
+        assert parse(document).backends[0].tap is not None
+        return
+    with pytest.raises(ConfigError, match=r"backends\.0: tap\.listen: .*own url"):
+        parse(document)
+
+
 def test_the_effective_configuration_shows_where_a_tap_is_turned() -> None:
     shown = effective(parse({**with_tap(), "exporter": {"token_file": "exporter.token"}}))
 
