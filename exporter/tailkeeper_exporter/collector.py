@@ -22,7 +22,7 @@ from tailkeeper_exporter.clients import CredentialError, credentials
 from tailkeeper_exporter.derive import Derived, gpu_memory
 from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.evidence import ALIVE, GONE, TAP_STALE_S, Answer, Evidence, Memory
-from tailkeeper_exporter.gpu import GpuSampler
+from tailkeeper_exporter.gpu import GpuSampler, Trouble, trouble_of
 from tailkeeper_exporter.kv_service import ping
 from tailkeeper_exporter.liveness import Liveness, LivenessSettings, Why, step
 from tailkeeper_exporter.node import NodeCpu, is_on_this_node
@@ -72,6 +72,7 @@ class BackendCollector:
         self._settings = settings
         self._client = client
         self._gpus = gpus
+        self._gpu_trouble: Trouble | None = None
         self._cpu = cpu
         self._clock = clock
         self._log = log.bind(backend=backend.name)
@@ -149,6 +150,7 @@ class BackendCollector:
     async def _page_round(self) -> None:
         started = self._clock()
         cost_s = await self._read_page() if self._has_page else self._note_no_page()
+        self._note_gpus(self._clock())
         if self._health_is_due():
             await self._ask_health()
         self.first_round.set()
@@ -368,6 +370,16 @@ class BackendCollector:
                 self._log.info("source is back", source=source.value)
             else:
                 self._log.warning("source failed", source=source.value, reason=code)
+
+    def _note_gpus(self, now: float) -> None:
+        """Log what is wrong with the backend's GPUs when it begins, when it changes and when it is over."""
+        before = self._gpu_trouble
+        found = trouble_of(self._gpus.snapshot(), self._backend.gpus, now, self._gpu_stale_after_s)
+        self._gpu_trouble = found
+        if found is None and before is not None:
+            self._log.info("source is back", source=Source.GPU.value)
+        elif found is not None and (before is None or before.reason is not found.reason):
+            self._log.warning("source failed", source=Source.GPU.value, reason=found.reason.value, detail=found.detail)
 
     def _count(self, problems: dict[str, int]) -> None:
         self._invalid.update({reason: count for reason, count in problems.items() if count})

@@ -5,6 +5,7 @@ Pure. An unknown value is no series. ``bounded`` keeps each label within the cat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from tailkeeper_exporter.engines import engine_named
 from tailkeeper_exporter.evidence import TAP_STALE_S
 from tailkeeper_exporter.gpu import FIELDS, THROTTLE_REASONS, DeviceState, GpuSnapshot
 from tailkeeper_exporter.gpu.sampler import OTHER_XID
-from tailkeeper_exporter.page import Labels
+from tailkeeper_exporter.page import Labels, Reason
 from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_exporter.state import State
@@ -153,8 +154,9 @@ def _about_itself(view: BackendView, gpus: GpuSnapshot, now: float) -> Iterator[
         if seen.duration_s is not None:
             yield Series(catalog.SCRAPE_DURATION, labels, max(0.0, seen.duration_s))
         yield Series(catalog.SCRAPE_AGE, labels, max(0.0, now - seen.good_s))
+    invalid = Counter(view.invalid) + Counter({Reason.OUT_OF_RANGE.value: _invalid_fields(view, gpus)})
     for reason in REASONS:
-        yield Series(catalog.INVALID_SAMPLES, (backend, ("reason", reason)), float(view.invalid.get(reason, 0)))
+        yield Series(catalog.INVALID_SAMPLES, (backend, ("reason", reason)), float(invalid[reason]))
     for metric in view.missing:
         yield Series(catalog.MISSING_METRICS, (backend, ("metric", metric)), 1.0)
     for outcome in Outcome:
@@ -165,6 +167,12 @@ def _about_itself(view: BackendView, gpus: GpuSnapshot, now: float) -> Iterator[
         value = reading.at(now, view.stale_after_s).value
         if value is not None:
             yield Series(catalog.QUANTILE_SATURATED, (backend, ("signal", signal)), value)
+
+
+def _invalid_fields(view: BackendView, gpus: GpuSnapshot) -> int:
+    """Fields of the backend's GPUs whose value no device can have; a source repeats them with each sample, as a page does."""
+    states = (gpus.of(device.uuid) for device in gpus.match(view.settings.gpus).devices)
+    return sum(state.invalid_total for state in states if state is not None)
 
 
 def _gpu_source(view: BackendView, gpus: GpuSnapshot, now: float) -> dict[Source, SourceView]:

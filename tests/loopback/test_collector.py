@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tailkeeper_exporter.app import Exporter, build
 from tailkeeper_exporter.health import backend_health
 from tailkeeper_exporter.liveness import Why
 from tailkeeper_exporter.page_reader import PageReader
+from tailkeeper_exporter.series import series_of
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, GpuSettings
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import INTERNAL, BackendView, Source
@@ -372,6 +373,35 @@ async def test_gpu_headroom_is_measured_against_the_warm_baseline_of_an_engine_t
         assert gauge(exporter, catalog.VRAM_PRESSURE) == pytest.approx(0.9)
         file.unlink()
         await until(lambda: check()["status"] == "unknown", 5.0)
+
+
+async def test_gpus_that_cannot_be_told_are_logged_once_and_impossible_values_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.json"
+    gpu_file(file, used=-1)
+    gpus = GpuSettings(source="file", file=file, interval_s=0.1).model_dump()
+    said: list[tuple[Any, ...]] = []
+
+    def keep(_: object, __: str, line: MutableMapping[str, Any]) -> str:
+        if line.get("source") == "gpu":
+            said.append((line["backend"], line["event"], line.get("reason")))
+        return ""
+
+    def impossible(exporter: Exporter, name: str) -> float:
+        series = series_of(exporter.views[name], exporter.gpu_snapshot(), exporter.now())
+        labels = (("backend", name), ("reason", "out_of_range"))
+        return next(s.value for s in series if s.metric is catalog.INVALID_SAMPLES and s.labels == labels)  # type: ignore[misc]
+
+    log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[keep])
+    async with engine() as fake:
+        both = (backend(fake.url, name="a", gpus=["7"]), backend(fake.url, name="b", gpus=["0"]))
+        async with watching(*both, log=log, gpu=gpus) as exporter:
+            await until(lambda: impossible(exporter, "b") >= 3)
+            assert impossible(exporter, "a") == 0
+            assert said == [("a", "source failed", "unknown_device")], "once, and nothing of the backend whose GPU is there"
+            file.write_text("rubbish")
+            await until(lambda: ("b", "source failed", "file_invalid") in said)
+            gpu_file(file, used=1)
+            await until(lambda: said[-1] == ("b", "source is back", None))
 
 
 async def test_a_bug_in_one_backends_loop_is_counted_and_costs_no_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tailkeeper_exporter.gpu.dcgm import DcgmSource
 from tailkeeper_exporter.gpu.file import FileSource
 from tailkeeper_exporter.gpu.nvml import NvmlSource
 from tailkeeper_exporter.gpu.sampler import DeviceState, GpuSampler, GpuSnapshot
+from tailkeeper_exporter.gpu.trouble import Trouble, trouble_of
 
 if TYPE_CHECKING:
     from tailkeeper_exporter.settings import GpuSettings
@@ -62,7 +63,9 @@ __all__ = [
     "GpuSource",
     "Matched",
     "NvmlSource",
+    "Trouble",
     "XidEvent",
     "match_devices",
     "open_source",
+    "trouble_of",
 ]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Metric
@@ -109,6 +109,15 @@ class GpuSample:
         """The numeric field of that name (``FIELDS``)."""
         reading: Reading[float] = getattr(self, FIELD_NAMED[name].name)
         return reading
+
+    def invalid_fields(self) -> int:
+        """How many fields the source gave and no device can have."""
+        readings: tuple[Reading[Any], ...] = (
+            *(self.number(field.name) for field in FIELDS),
+            self.throttle_reasons,
+            self.xid_events,
+        )
+        return sum(reading.status is Status.INVALID for reading in readings)
 
 
 @dataclass(frozen=True, slots=True)

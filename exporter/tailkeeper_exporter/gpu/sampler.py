@@ -48,7 +48,8 @@ class DeviceState:
 
     ``sample`` is the last good one, taken at monotonic ``taken_s``. ``failures`` counts intervals in a row without a
     good sample, whether the call failed or had not come back (``pending_since_s``). ``listed`` is false for a device
-    that the source no longer lists. ``xid_totals`` counts events by number since this process first saw the device.
+    that the source no longer lists. ``xid_totals`` counts events by number, and ``invalid_total`` fields with an
+    impossible value, since this process first saw the device.
     """
 
     device: DeviceId
@@ -61,6 +62,7 @@ class DeviceState:
     listed: bool = True
     xid_totals: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     last_xid: XidEvent | None = None
+    invalid_total: int = 0
 
     def age_s(self, now: float) -> float | None:
         """Seconds since the last good sample; None where there never was one."""
@@ -288,7 +290,13 @@ class GpuSampler:
             for event in ledger.take(sample.xid_events.value or ()):
                 self._on_xid(state.device, event)
             state = DeviceState(
-                state.device, sample, self._monotonic(), listed=state.listed, xid_totals=ledger.totals, last_xid=ledger.last
+                state.device,
+                sample,
+                self._monotonic(),
+                listed=state.listed,
+                xid_totals=ledger.totals,
+                last_xid=ledger.last,
+                invalid_total=state.invalid_total + sample.invalid_fields(),
             )
         self._states[uuid] = state
         self._publish()
