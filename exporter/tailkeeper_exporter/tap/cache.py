@@ -77,8 +77,8 @@ class LocalCache:
         """The key of a request, or None for one whose answer must not be kept.
 
         ``authorization`` is all with which the caller says who it is and what else it wants; where that is more than one
-        header, all of them in one text. It is hashed, never stored. ``path`` is without the query. A request that forbids a cached answer
-        (``cache-control``) is the caller's to keep away.
+        header, all of them in one text. It is hashed, never stored. ``path`` is without the query. A request that forbids a
+        cached answer (``cache-control``) is the caller's to keep away.
         """
         if method != "POST" or path not in _SAMPLED | _UNSAMPLED or not _is_json(content_type):
             return None
