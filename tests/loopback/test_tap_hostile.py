@@ -72,10 +72,14 @@ async def test_what_is_wrong_with_a_request_is_said_after_the_answers_before_it(
     assert outcomes == {"/v1/chat/completions": ("ok", 200), "/second": ("rejected", status)}
 
 
-async def test_of_a_flood_of_requests_on_one_connection_only_so_many_are_taken() -> None:
+H2C = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_", [GET, H2C])
+async def test_of_a_flood_of_requests_on_one_connection_only_so_many_are_taken(request_: bytes) -> None:
     async with tapping(says(whole(b"{}"))) as world:
         reader, writer = await world.connect()
-        writer.write(GET * 5_000)
+        writer.write(request_ * 5_000)
         told = await _until_closed(reader)
         writer.close()
         assert len(world.engine.asked) == len(world.seen) == proxy.MAX_PIPELINED
@@ -180,3 +184,12 @@ async def test_a_client_that_never_reads_gives_its_place_at_the_backend_back(mon
         assert (await world.say(GET)).status == 200
         writer.transport.abort()
     assert {(seen.path, seen.outcome) for seen in world.seen} == {("/v1/chat/completions", "aborted"), ("/next", "ok")}
+
+
+async def test_what_counts_tokens_for_a_client_is_no_progress_of_the_engine() -> None:
+    """The front door of a frozen engine still does it, so one client could hide that the engine hangs."""
+    async with tapping(says(whole(b'{"count": 3, "tokens": [1, 2, 3]}'))) as world:
+        await world.say(post({"prompt": "hi"}, path="/tokenize"))
+        assert world.tap.status().progress_s is None
+        await world.say(post({"prompt": "hi"}, path="/v1/embeddings"))
+        assert world.tap.status().progress_s is not None

@@ -164,6 +164,12 @@ def test_only_a_post_asks_for_work(method: str, expected: bool) -> None:
     assert asks_for_work(exchange(method=method)) is expected
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/tokenize/"])
+def test_what_the_front_door_answers_alone_is_no_work(path: str) -> None:
+    assert not asks_for_work(exchange(method="POST", path=path))
+    assert asks_for_work(exchange(method="POST", path="/v1/chat/completions"))
+
+
 EXCHANGES = st.builds(
     exchange,
     outcome=st.sampled_from([*catalog.OUTCOMES, "unheard of"]),

@@ -14,6 +14,14 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.requests_ring import RequestRecord
 from tailkeeper_exporter.tap.facts import sensitivity_of
 
+_FRONT_DOOR = frozenset({"tokenize", "detokenize", "apply-template", "count_tokens"})
+
+
+def is_work(method: str, path: str) -> bool:
+    """Whether a request asks the engine itself. What lists models, asks for health or counts tokens is answered at once by
+    the front door of an engine that is frozen behind it."""
+    return method.upper() == "POST" and path.rstrip("/").rpartition("/")[2] not in _FRONT_DOOR
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:

@@ -2,7 +2,8 @@
 
 Which requests count where:
 
-* Only a POST asks for work: what lists models or asks for health is in the access log and nowhere else (`asks_for_work`).
+* Only a POST asks for work, and not every one: what lists models, asks for health or counts tokens is in the access log and
+  nowhere else (`asks_for_work`).
 * ``llm_requests_total`` counts every one, by outcome. Tokens count whenever they are known: the engine made them, whatever
   became of the request.
 * Whole-request latency and decode time are of ``ok`` only. An aborted answer is cut short and would look fast.
@@ -30,7 +31,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Metric
 from tailkeeper_exporter.page import Labels
 from tailkeeper_exporter.readings import Histogram
-from tailkeeper_exporter.tap.exchange import GAP_COUNTS, Exchange
+from tailkeeper_exporter.tap.exchange import GAP_COUNTS, Exchange, is_work
 from tailkeeper_exporter.tap.ownership import TAP_HISTOGRAMS
 
 Output = tuple[str, Labels]
@@ -44,7 +45,7 @@ MAX_TIME_S = 86_400.0
 
 def asks_for_work(exchange: Exchange) -> bool:
     """Whether this is a request for inference; an answered health page would look like a very fast one."""
-    return exchange.method.upper() == "POST"
+    return is_work(exchange.method, exchange.path)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.tap.answers import Usage, said
 from tailkeeper_exporter.tap.book import Book
-from tailkeeper_exporter.tap.exchange import GAP_COUNTS, Exchange
+from tailkeeper_exporter.tap.exchange import GAP_COUNTS, Exchange, is_work
 from tailkeeper_exporter.tap.facts import BodyFacts, HeaderFacts, is_json, json_object
 from tailkeeper_exporter.tap.ids import Trace
 from tailkeeper_exporter.tap.messages import AnswerHead
@@ -120,8 +120,7 @@ class Observation:
     def whole(self, now: float) -> tuple[str, str]:
         """The answer ended as HTTP says. Outcome and, where it is not ok, why: a whole message can hold half an answer."""
         outcome = self._verdict(now)
-        # A frozen engine's front door still answers a load balancer's health page: only a POST asks for work.
-        if outcome[0] == "ok" and self.asked.method == "POST" and not self.cache_hit:
+        if outcome[0] == "ok" and is_work(self.asked.method, self.asked.path) and not self.cache_hit:
             self._book.progress_s = now
         return outcome
 

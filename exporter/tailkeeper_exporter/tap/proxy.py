@@ -147,8 +147,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         framing = b"transfer-encoding: chunked" if head.chunked else b"content-length: %d" % (head.length or 0)
         self._parser = httptools.HttpRequestParser(self)
         self._staying = head
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
-        self._parse(rest)
+        self._parse(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        if self._bad is None:
+            self._parse(rest)
 
     def _take(self) -> None:
         """Act on what the parser found; not inside its callbacks, where an error would pass for the client's."""
@@ -212,12 +213,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         if size > MAX_HEAD_BYTES:
             self._bad = 431, "head_too_large", f"a head may have {MAX_HEAD_BYTES} bytes"
             raise ValueError("too large")
+        if self._parser.should_upgrade():
+            return
         self._heads += 1
         if self._heads > MAX_PIPELINED:
             self._bad = 400, "too_many_requests", f"a connection may have {MAX_PIPELINED} unanswered requests"
             raise ValueError("too many")
-        if self._parser.should_upgrade():
-            return
         self._head_bytes = 0
         staying, self._staying = self._staying, None
         self._arrived.append(staying or self._head())
