@@ -5,6 +5,7 @@ Strict JSON (no NaN), errors as JSON that say what is allowed, no request body i
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -27,6 +28,10 @@ from tailkeeper_exporter.views import BackendView
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """A batch of a few thousand spans; nothing else that is sent here is longer than a line."""
 MAX_CURSOR = 2**63 - 1
+MAX_UNREAD_BYTES = 32 * 1024 * 1024
+UNREAD_S = 5.0
+"""How much of a body that is refused is still taken in, and for how long: a connection that is closed over unread bytes is reset,
+and the sender, who learns nothing of the 413, sends the same batch again and again."""
 _NAMED_IN_ERRORS = 50
 
 
@@ -69,10 +74,24 @@ class _BodyLimit:
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+            await _discard(receive)
             refusal = Json({"error": "the body is too large", "allowed": f"at most {MAX_BODY_BYTES} bytes"}, 413)
             await refusal(scope, receive, send)
             return
         await self._app(scope, _counted(receive), send)
+
+
+async def _discard(receive: Receive) -> None:
+    """Take in what still comes of a body, within bounds, and keep none of it."""
+    taken, more = 0, True
+    try:
+        async with asyncio.timeout(UNREAD_S):
+            while more and taken < MAX_UNREAD_BYTES:
+                message = await receive()
+                taken += len(message.get("body", b""))
+                more = message.get("more_body", False)
+    except TimeoutError:
+        return
 
 
 def _counted(receive: Receive) -> Receive:
@@ -83,6 +102,8 @@ def _counted(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
+            if message.get("more_body"):
+                await _discard(receive)
             raise HTTPException(413, "the body is too large")
         return message
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import time
 from collections.abc import AsyncIterator
@@ -144,6 +146,23 @@ async def test_a_body_above_the_limit_is_refused_with_and_without_an_announced_l
         announced = await client.post("/metrics", content=b"x" * (MAX_BODY_BYTES + 1))
         assert announced.status_code == 413
         assert announced.json()["allowed"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_whoever_sends_much_too_much_reads_the_refusal_and_not_a_reset(announced: bool) -> None:
+    def post(port: int) -> int:
+        # Everything is sent before the answer is read, and the server closes after its answer.
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        body = bytes(4 * MAX_BODY_BYTES)
+        headers = {"content-type": "application/x-protobuf", "connection": "close"}
+        connection.request("POST", "/v1/traces", body if announced else iter([body]), headers, encode_chunked=not announced)
+        with contextlib.closing(connection):
+            return connection.getresponse().status
+
+    async with idle("a") as (_, client):
+        port = client.base_url.port
+        assert port is not None
+        assert [await asyncio.to_thread(post, port) for _ in range(3)] == [413] * 3
 
 
 async def test_headers_above_the_limit_are_refused() -> None:
