@@ -93,6 +93,17 @@ async def test_a_found_backend_that_cannot_be_composed_is_left_out_and_the_other
     assert [call.kwargs["what"] for call in said] == [(1, "bad: engine: field required")]
 
 
+async def test_a_name_that_is_there_twice_is_said_once_and_not_by_the_discovery_that_does_not_have_it() -> None:
+    log = CapturingLogger()
+    finding = discoverer(source(Scripted(), "s"), source(Scripted(), "t"), log=log)
+    finding.take("s", Listing((Found("a", "http://x"), Found("b", "http://y"))))
+    finding.take("t", Listing((Found("a", "http://z"),)))
+    for _ in range(3):
+        finding.take("s", Listing((Found("a", "http://x"), Found("b", "http://y"))))
+    warned = [call.kwargs for call in log.calls if call.method_name == "warning"]
+    assert warned == [{"source": "all", "what": ("'a' at http://z is left out: s has another of that name",)}]
+
+
 async def test_a_failure_is_logged_when_it_begins_changes_and_ends_and_a_change_is_one_line() -> None:
     log = CapturingLogger()
     finding = discoverer(source(Scripted()), log=log)

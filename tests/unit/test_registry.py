@@ -67,8 +67,8 @@ def test_the_configured_backend_wins_over_a_found_one_of_its_name_or_its_address
     changes = registry.take("s", of("a", "b", "c"))
     assert names(registry) == ["c"]
     assert changes.added == ("c",)
-    assert len(changes.notes) == 1  # the same engine known twice is nothing to speak of; the same name is
-    assert "'b' at http://b is left out: the configuration" in changes.notes[0]
+    assert len(changes.left_out) == 1  # the same engine known twice is nothing to speak of; the same name is
+    assert "'b' at http://b is left out: the configuration" in changes.left_out[0]
 
 
 @pytest.mark.parametrize("order", [("s", "t"), ("t", "s")])
@@ -121,4 +121,4 @@ def test_no_more_are_found_than_there_is_room_for_and_configured_ones_count() ->
     registry = Registry(["s"], {"c": "http://c"}, max_backends=3)
     changes = registry.take("s", of("x", "y", "z"))
     assert names(registry) == ["x", "y"]
-    assert "only 2 found backends" in changes.notes[0]
+    assert "only 2 found backends" in changes.left_out[0]

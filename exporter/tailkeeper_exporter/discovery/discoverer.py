@@ -139,6 +139,7 @@ class Discoverer(Generic[B]):
         notes = answer.notes if isinstance(answer, Listing) else ()
         self._say(source, "discovery failed", str(answer) if isinstance(answer, DiscoveryError) else None)
         self._say(source, "discovery notes", (*notes, *changes.notes) or None)
+        self._say("all", "found twice or too many", changes.left_out or None)
         if changes.any:
             self._publish()
             self._tell(source, changes)

@@ -30,13 +30,17 @@ MAX_CHANGES = 500
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one listing changed, as names, and what must be said. ``waiting`` counts changes left for the next listing."""
+    """What one listing changed, as names. ``waiting`` counts changes left for the next listing.
+
+    ``notes`` must be said of this listing, ``left_out`` of all sources together, whichever of them was listed.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     waiting: int = 0
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -78,10 +82,11 @@ class Registry:
         before = self._kept[source]
         if isinstance(listing, Listing):
             self._kept[source] = _kept(before, listing.found, notes)
-        wanted = self._wanted(notes)
-        return self._towards(wanted, notes)
+        left_out: list[str] = []
+        wanted = self._wanted(left_out)
+        return self._towards(wanted, few(notes), few(left_out))
 
-    def _wanted(self, notes: list[str]) -> dict[str, Found]:
+    def _wanted(self, left_out: list[str]) -> dict[str, Found]:
         names, urls = dict.fromkeys(self._names, "the configuration"), dict.fromkeys(self._urls, "the configuration")
         wanted: dict[str, Found] = {}
         for source, entries in self._kept.items():
@@ -91,16 +96,16 @@ class Registry:
                     # The same engine, known twice over: nothing is lost, and files and Prometheus will often agree.
                     continue
                 if found.name in names:
-                    notes.append(f"{found.name!r} at {found.url} is left out: {names[found.name]} has another of that name")
+                    left_out.append(f"{found.name!r} at {found.url} is left out: {names[found.name]} has another of that name")
                     continue
                 if len(wanted) == self._room:
-                    notes.append(f"only {self._room} found backends can be watched here; the rest are left out")
+                    left_out.append(f"only {self._room} found backends can be watched here; the rest are left out")
                     return wanted
                 names[found.name], urls[found.url] = source, source
                 wanted[found.name] = found
         return wanted
 
-    def _towards(self, wanted: Mapping[str, Found], notes: list[str]) -> Changes:
+    def _towards(self, wanted: Mapping[str, Found], notes: tuple[str, ...], left_out: tuple[str, ...]) -> Changes:
         """Change ``current`` as far as one listing may."""
         gone = [name for name in self._current if name not in wanted]
         other = [name for name, found in wanted.items() if name in self._current and self._current[name] != found]
@@ -113,7 +118,7 @@ class Registry:
         added = new[: min(self._max_changes, max(0, self._room - len(self._current)))]
         self._current.update({name: wanted[name] for name in (*changed, *added)})
         waiting = len(gone) + len(other) + len(new) - len(removed) - len(changed) - len(added)
-        return Changes(tuple(added), tuple(removed), tuple(changed), waiting, few(notes))
+        return Changes(tuple(added), tuple(removed), tuple(changed), waiting, notes, left_out)
 
 
 def _kept(before: Mapping[str, _Entry], listed: tuple[Found, ...], notes: list[str]) -> dict[str, _Entry]:
