@@ -134,5 +134,7 @@ def _placed(gateway: Any, place: Mapping[str, str]) -> Any:
 
 def _sentence(detail: Any) -> str:
     path = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
+        return f"{path}: unknown key; allowed here: {', '.join(WatchedBackend.model_fields)}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     return f"{path}: {message[:1].lower()}{message[1:]}"

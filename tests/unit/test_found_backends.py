@@ -83,7 +83,7 @@ def test_its_server_at_the_gateway_follows_from_its_name_or_is_said(
         ({"engine": "vllm", "gateway": {"name": "egde", "server": "x"}}, found(), "'egde' is no gateway of this file"),
         ({"engine": "vllm"}, found(gateway_server="s7"), "defaults.gateway does not name exactly one gateway"),
         ({"engine": "vllm", "tap": {"listen": "127.0.0.1:1"}}, found(), "tap: only a backend listed"),
-        ({"engine": "vllm", "modle": "m"}, found(), "modle: extra inputs"),
+        ({"engine": "vllm", "modle": "m"}, found(), "modle: unknown key; allowed here: name, engine, url"),
         ({"engine": "vllm", "labels": {"a": 1}}, found(), "labels.a"),
         ({"engine": "vllm"}, found(metrics_url="ftp://x"), "metrics_url: must be an http:// or https:// URL"),
     ],
