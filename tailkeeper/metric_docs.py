@@ -67,7 +67,8 @@ def _support() -> Iterator[str]:
     yield ""
     yield "✓: its page has it; –: no page of this engine has it, and it is absent. State, health and GPU metrics come from the"
     yield "exporter itself, for every engine. The last column is what a tap before the backend supplies, for any engine, where"
-    yield "the page does not: every name comes from one source, and what the page has given once is the page's for good."
+    yield "the page does not: every name comes from one source, and what the page has given once is the page's for good. Of"
+    yield "`llm_requests_total` that is so for each outcome: those that an engine's page cannot tell are the tap's."
     yield ""
     yield "| metric | " + " | ".join(engine.name for engine in ENGINES) + " | tap |"
     yield "|---|" + "---|" * (len(ENGINES) + 1)

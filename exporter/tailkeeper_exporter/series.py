@@ -68,7 +68,7 @@ def _engine_series(view: BackendView) -> Iterator[Series]:
 
 
 def _tap_series(view: BackendView) -> Iterator[Series]:
-    """What the tap has counted. None of these names is among the page's."""
+    """What the tap has counted. None of it is among what the page tells."""
     for (name, labels), value in view.tap.counters.items():
         yield _labelled(view, BY_NAME[name], labels, value)
     for (name, labels), histogram in view.tap.histograms.items():
@@ -79,16 +79,10 @@ def _other_outcomes(view: BackendView) -> Iterator[Series]:
     """Outcomes that the engine can tell and its page has not counted yet stand at 0, so that the first one is an increase."""
     seen = {labels for name, labels in view.counters if name == catalog.REQUESTS.name}
     for model in {tuple(pair for pair in labels if pair[0] != "outcome") for labels in seen}:
-        for outcome in _outcomes(view):
+        for outcome in engine_named(view.settings.engine).outcomes:
             labels = tuple(sorted((*model, ("outcome", outcome))))
             if labels not in seen:
                 yield _labelled(view, catalog.REQUESTS, labels, 0.0)
-
-
-def _outcomes(view: BackendView) -> list[str]:
-    fixed = [dict(s.fixed) for s in engine_named(view.settings.engine).sources if s.metric is catalog.REQUESTS]
-    known = {labels["outcome"] for labels in fixed if "outcome" in labels}
-    return [outcome for outcome in catalog.OUTCOMES if outcome in known]
 
 
 def _at_zero(view: BackendView) -> Iterator[Series]:
@@ -96,7 +90,7 @@ def _at_zero(view: BackendView) -> Iterator[Series]:
     metrics = dict.fromkeys(source.metric for source in engine_named(view.settings.engine).sources)
     for metric in metrics:
         if metric is catalog.REQUESTS:
-            for outcome in _outcomes(view):
+            for outcome in engine_named(view.settings.engine).outcomes:
                 yield _labelled(view, metric, (("outcome", outcome),), 0.0)
         elif metric.kind is Kind.COUNTER:
             yield _labelled(view, metric, (), 0.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Metric
 from tailkeeper_exporter.engines import engine_named
@@ -50,6 +52,22 @@ def test_what_a_page_has_offered_once_stays_the_pages() -> None:
     watch.take_page(page(catalog.LATENCY))
     watch.take_page(page(catalog.TTFT))
     assert not names(watch) & {catalog.LATENCY.name, catalog.TTFT.name}
+
+
+@pytest.mark.parametrize(
+    ("engine", "of_the_tap"),
+    [("sglang", {"error", "rejected"}), ("trtllm", {"rejected"}), ("vllm", set()), ("generic", set(catalog.OUTCOMES))],
+)
+def test_an_outcome_that_no_page_of_the_engine_tells_is_the_taps_though_the_page_counts_requests(
+    engine: str, of_the_tap: set[str]
+) -> None:
+    watch, _ = watched(engine)
+    watch.take_page(page(catalog.REQUESTS))
+    watch.take(exchange(outcome="error"))
+    watch.take(exchange(outcome="ok"))
+    told = {dict(labels)["outcome"]: v for (name, labels), v in watch.numbers().counters.items() if name == catalog.REQUESTS.name}
+    assert set(told) == of_the_tap
+    assert told.get("error") == (1.0 if "error" in of_the_tap else None)
 
 
 def test_numbers_are_the_same_object_until_something_is_counted_or_reported() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import quote
 
-from tailkeeper_exporter.catalog import Metric
+from tailkeeper_exporter.catalog import OUTCOMES, REQUESTS, Metric
 
 
 class Given(StrEnum):
@@ -84,6 +84,14 @@ class Engine:
     its name."""
     cannot_tell: str = ""
     """What no page of this engine says, in a sentence for the documentation."""
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """The outcomes of requests that its page can tell, in the catalogue's order."""
+        told = {
+            value for source in self.sources if source.metric is REQUESTS for name, value in source.fixed if name == "outcome"
+        }
+        return tuple(outcome for outcome in OUTCOMES if outcome in told)
 
     def health_path_of(self, model: str | None) -> str:
         """Where this engine says whether it can serve ``model``; None is a model that is not configured."""

@@ -101,7 +101,13 @@ class TapWatch:
         return self._numbers
 
     def _own(self, found: dict[Output, T]) -> Mapping[Output, T]:
-        return MappingProxyType({output: value for output, value in found.items() if output[0] in self.supplies})
+        return MappingProxyType({output: value for output, value in found.items() if self._is_own(output)})
+
+    def _is_own(self, output: Output) -> bool:
+        """Also of requests that the page counts, the outcomes that no page of this engine tells are the tap's: or a server
+        that fails would have no errors."""
+        name, labels = output
+        return name in self.supplies or (name == catalog.REQUESTS.name and dict(labels)["outcome"] not in self._engine.outcomes)
 
     def _gauges(self, status: TapStatus | None) -> dict[Output, Reading[float]]:
         """Running is all that was given to the backend, for what it queues itself the tap cannot tell; waiting is in the tap."""
