@@ -50,6 +50,7 @@ compose-check: ## Bring up docker-compose.yml, break a backend, see the alert an
 bench: $(READY) ## The project's own benchmarks, as JSON.
 	@$(BIN)/tailkeeper bench exporter
 	@$(BIN)/tailkeeper bench tick --backends 1000
+	@$(BIN)/tailkeeper bench p99
 	@$(BIN)/tailkeeper bench loop
 	@$(BIN)/tailkeeper bench tap
 

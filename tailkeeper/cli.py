@@ -285,6 +285,19 @@ def bench_tick(
     typer.echo(json.dumps(_benchmarks().tick_bench(backends, ticks, seed)))
 
 
+@bench.command("p99")
+def bench_p99(as_json: Json = False, seed: Seed = 1) -> None:
+    """An exact sliding P99 beside its peers, at windows of 1,000, 10,000 and 100,000 samples."""
+    try:
+        from tailkeeper.bench_p99 import p99_bench
+    except ImportError as error:
+        _need("watchdog", error)
+    try:
+        typer.echo(json.dumps(p99_bench(seed)))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
+
+
 @bench.command("exporter")
 def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[float, typer.Option(min=2, max=600)] = 10) -> None:
     """Parsing against prometheus_client in one run, and CPU per backend at one read a second."""

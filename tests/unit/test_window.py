@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import inf
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from tailkeeper_exporter.readings import Histogram, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.model import BackendObservation
 from tailkeeper_watchdog.scoring.history import SPACING_S, WINDOW_S, History, add, over, take_sample
-from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
 
 
@@ -77,23 +75,6 @@ def test_a_history_is_bounded_and_in_order(steps: list[float]) -> None:
     assert times == sorted(set(times))
     assert times[-1] == now
     assert len(times) <= WINDOW_S / SPACING_S + 3
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.integers(1, 50))
-def test_the_ring_gives_the_lower_rank_of_the_last_samples(values: list[float], size: int) -> None:
-    ring = LatencyRing(size)
-    for start in range(0, len(values), 7):
-        ring.extend(np.array(values[start : start + 7]))
-    last = sorted(values[-size:])
-    quantile = ring.quantile(0.99)
-    assert quantile is not None
-    assert (quantile.value, quantile.samples) == (last[int(0.99 * (len(last) - 1))], len(last))
-
-
-def test_impossible_latencies_are_left_out_of_the_ring_and_counted() -> None:
-    ring = LatencyRing()
-    assert ring.extend(np.array([0.1, float("nan"), -1.0, float("inf")])) == 3
-    assert len(ring) == 1
 
 
 def test_unobserved_time_is_not_downtime() -> None:

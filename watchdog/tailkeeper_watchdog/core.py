@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
 from tailkeeper_watchdog.findings import Book, close_gone, update
@@ -34,7 +35,7 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
-from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
+from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, started_anew, take_sample
 from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
@@ -100,6 +101,7 @@ def score_fleet(
     histories: dict[str, History] = {}
     uptimes: dict[str, Uptime] = {}
     windows, recent, scores = {}, {}, {}
+    restarted: set[str] = set()
     bare = Situation(snapshot, EMPTY, EMPTY, EMPTY, rules.slo, rules.stale_after_s)
     for backend in snapshot.backends:
         name = backend.name
@@ -107,14 +109,20 @@ def score_fleet(
         uptime = memory.uptimes.get(name, Uptime())
         seen = bare.fresh(name)
         if seen is not None and seen.age_s is not None:
-            history = add(history, take_sample(seen, now - seen.age_s))
+            sample = take_sample(seen, now - seen.age_s)
+            if seen.state is State.STARTING or started_anew(history, sample):
+                restarted.add(name)
+            history = add(history, sample)
             uptime = observe(uptime, seen.state, now)
         histories[name], uptimes[name] = history, uptime
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
         windows[name] = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         recent[name] = over(history, RECENT_S) if seen else Window()
         scores[name] = score(seen, windows[name], rules.weights, rules.slo, name)
-    rings = _fill(memory.rings, tuple(r for r in records if r.backend in histories), now)
+    # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
+    # an engine that is away answers no page, and its last requests were read while it did not.
+    kept = without(memory.rings, frozenset(restarted)) if restarted else memory.rings
+    rings = _fill(kept, tuple(r for r in records if r.backend in histories), now)
     exact = {
         key: quantile
         for key, (ring, at) in rings.items()

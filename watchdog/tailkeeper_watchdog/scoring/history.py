@@ -49,6 +49,12 @@ def add(history: History, sample: Sample) -> History:
     return History((*samples[first:], sample))
 
 
+def started_anew(history: History, sample: Sample) -> bool:
+    """Whether ``sample`` is from another life of the engine than the history: a counter has fallen since."""
+    newest = history.samples[-1] if history.samples else None
+    return newest is not None and sample.at > newest.at and _went_back(newest, sample)
+
+
 def _went_back(earlier: Sample, later: Sample) -> bool:
     for name, before in earlier.counters.items():
         after = later.counters.get(name)
