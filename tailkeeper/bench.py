@@ -33,6 +33,7 @@ from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings, Weights
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.weighing import Weighing
 
 POOL_SIZE = 20
 """Backends of one pool in the synthetic fleet: one model on one gateway, as fleets are cut in practice."""
@@ -144,6 +145,7 @@ def build_loop(
             rules=Rules(
                 Slo(), Weights().model_dump(), {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())}, 3.0
             ),
+            weighing=Weighing(ledger, Weights().model_dump(), time.time),
             guards=guards,
             tick_s=tick_s,
         )

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from tailkeeper import __version__
-from tailkeeper.config import Config, ConfigError, effective, load
+from tailkeeper.config import Config, ConfigError, effective, load, weights_in
 from tailkeeper.logs import LogFormat, set_up
 from tailkeeper_exporter.settings import check_address, is_loopback, is_same_server
+from tailkeeper_watchdog.weights_file import WeightsFile
 
 if TYPE_CHECKING:
     from tailkeeper_exporter.discovery import Discoverer
@@ -95,8 +97,8 @@ def _need(extra: str, error: ImportError) -> NoReturn:
     fail(FAILED, f"this command needs more than is installed ({error.name}): pip install 'tailkeeper[{extra}]'")
 
 
-def _watchdog(config: Config, discoverer: Discoverer[WatchedBackend] | None) -> Any:
-    """A built watchdog, over what is listed and what ``discoverer`` finds; who calls runs both."""
+def _watchdog(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None) -> Any:
+    """A built watchdog, over what is listed and what ``discoverer`` finds; who calls runs both. ``file`` is followed."""
     try:
         from tailkeeper_watchdog.actuators.calls import CallError
         from tailkeeper_watchdog.app import Watchdog
@@ -104,7 +106,7 @@ def _watchdog(config: Config, discoverer: Discoverer[WatchedBackend] | None) -> 
     except ImportError as error:
         _need("watchdog", error)
     try:
-        return Watchdog(config.for_watchdog(), None if discoverer is None else lambda: discoverer.backends)
+        return Watchdog(config.for_watchdog(), None if discoverer is None else lambda: discoverer.backends, file)
     except LedgerError as error:
         fail(FAILED, f"watchdog.state: {error}")
     except (ValueError, OSError, CallError) as error:
@@ -147,12 +149,13 @@ def watchdog(config: ConfigFile, listen: Listen = None, log_format: Format = Non
     from tailkeeper.together import with_discovery
 
     set_up(log_format)
+    file = WeightsFile(config, weights_in)
     loaded = _load(config)
     address = _address(listen, loaded.watchdog.listen)
     if not is_loopback(address) and loaded.watchdog.token_file is None:
         fail(USAGE, f"--listen: {address} is not loopback; set watchdog.token_file, or listen on 127.0.0.1")
     discoverer = loaded.discoverer()
-    _run(with_discovery(discoverer, _watchdog(loaded, discoverer).run(address)))
+    _run(with_discovery(discoverer, _watchdog(file, loaded, discoverer).run(address)))
 
 
 @app.command()
@@ -161,8 +164,9 @@ def up(config: ConfigFile, log_format: Format = None) -> None:
     from tailkeeper.together import run_together
 
     set_up(log_format)
+    file = WeightsFile(config, weights_in)
     loaded = _load(config)
-    _run(run_together(loaded, _watchdog))
+    _run(run_together(loaded, partial(_watchdog, file)))
 
 
 @app.command("check-config")

@@ -186,6 +186,15 @@ def load(path: Path) -> Config:
     return config
 
 
+def weights_in(path: Path) -> dict[str, float] | None:
+    """The HScore's weights as ``path`` names them, None where it names none. Raises ValueError unless all of it is valid."""
+    try:
+        hscore = load(path).hscore
+    except ConfigError as error:
+        raise ValueError("; ".join(error.problems)) from error
+    return hscore.weights.model_dump() if "weights" in hscore.model_fields_set else None
+
+
 def _read(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:

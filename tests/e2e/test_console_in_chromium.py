@@ -95,6 +95,22 @@ async def test_every_state_of_the_fleet_is_told_in_words() -> None:
         assert "gpu health gate" in await text_of(page, "#policies")
 
 
+async def test_the_weights_of_the_score_are_told_with_who_changed_them_and_how_much_a_score_rests_on() -> None:
+    world = await _quiet()
+    async with console(world) as (shown, _):
+        page = await shown.open()
+        await becomes(page, "#weights", "HScore weighs latency 35 %, error rate 40 %, cpu usage 15 %, uptime 10 %.")
+        assert "Changed" not in await text_of(page, "#weights")
+        assert "known" not in await _row(page, "sim-a")
+        world.loop.parts.weighing.change({"latency": 0.3, "error_rate": 0.2, "cpu_usage": 0.5, "uptime": 0.0}, HOSTILE)
+        await world.run(1)
+        page = await shown.open()
+        await becomes(page, "#weights", "latency 30 %, error rate 20 %, cpu usage 50 %, uptime 0 %. Changed ")
+        assert (await text_of(page, "#weights")).endswith(f"by {HOSTILE}.")
+        assert "50 % known" in await _row(page, "sim-a"), "this fleet tells nothing of its CPU"
+        assert await overflow(page) == []
+
+
 async def test_a_quiet_fleet_is_called_quiet() -> None:
     async with console(await _quiet()) as (shown, _):
         page = await shown.open()

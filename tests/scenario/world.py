@@ -24,8 +24,10 @@ from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.weighing import Weighing
 
 TICK_S = 0.5
+WEIGHTS = {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10}
 
 
 class Clock:
@@ -155,10 +157,11 @@ class World:
                 switches=self.switches,
                 rules=Rules(
                     Slo(),
-                    {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10},
+                    WEIGHTS,
                     {"gpu_health_gate": PolicySetting(self._mode, self._params)},
                     self._stale,
                 ),
+                weighing=Weighing(self.ledger, WEIGHTS, self.clock.wall),
                 guards=self._guards,
                 tick_s=TICK_S,
                 monotonic=self.clock.monotonic,

@@ -300,7 +300,7 @@ async def test_no_read_changes_anything(tmp_path: Path) -> None:
     await sick_fleet(world)
     before = (list(world.gateway.writes), world.ledger.leases(), world.ledger.decisions())
     async with asked(world, ticks_s=0) as ask:
-        for path in ("fleet", "findings", "decisions", "policies", "alerts"):
+        for path in ("fleet", "findings", "decisions", "policies", "alerts", "hscorer/config"):
             await ask.get(f"/api/v1/{path}")
     assert before == (list(world.gateway.writes), world.ledger.leases(), world.ledger.decisions())
 
@@ -314,6 +314,8 @@ async def test_the_description_at_openapi_json_names_every_call(tmp_path: Path) 
         ("get", "/api/v1/decisions"),
         ("get", "/api/v1/policies"),
         ("get", "/api/v1/trends"),
+        ("get", "/api/v1/hscorer/config"),
+        ("put", "/api/v1/hscorer/config"),
         ("post", "/api/v1/pause"),
         ("post", "/api/v1/resume"),
         ("post", "/api/v1/release"),

@@ -40,6 +40,7 @@ READS = [
     "/api/v1/findings",
     "/api/v1/decisions",
     "/api/v1/policies",
+    "/api/v1/hscorer/config",
     "/api/v1/alerts",
     "/metrics",
     "/livez",

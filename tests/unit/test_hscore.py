@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,21 +23,23 @@ SLO = Slo(ttft_p99_s=1.2)
 class Measured(Window):
     """A window whose figures are given instead of computed from samples."""
 
-    __slots__ = ("_errors", "_p95_s")
+    __slots__ = ("_errors", "_p95", "_requests")
     _errors: float | None
-    _p95_s: float | None
+    _p95: Quantile | None
+    _requests: int
 
-    def __init__(self, p95_s: float | None, errors: float | None, uptime: float | None) -> None:
+    def __init__(self, p95: Quantile | None, errors: float | None, uptime: float | None, requests: int) -> None:
         super().__init__(uptime_ratio=uptime)
-        object.__setattr__(self, "_p95_s", p95_s)
+        object.__setattr__(self, "_p95", p95)
         object.__setattr__(self, "_errors", errors)
+        object.__setattr__(self, "_requests", requests)
 
     def quantile(self, signal: str, q: float) -> Quantile | None:
-        return None if self._p95_s is None else Quantile(self._p95_s, 100)
+        return self._p95
 
     @property
-    def error_ratio(self) -> float | None:
-        return self._errors
+    def finished(self) -> tuple[float, float] | None:
+        return None if self._errors is None else (self._requests, self._errors * self._requests)
 
 
 def scored(
@@ -45,9 +48,12 @@ def scored(
     cpu: float | None = None,
     uptime: float | None = None,
     state: State = State.SERVING,
+    samples: int = 100,
+    saturated: bool = False,
 ) -> HealthScore:
     readings = {} if cpu is None else {catalog.CPU_USAGE.name: present(cpu, 0.0)}
-    window = Measured(p95_s, errors, uptime)
+    p95 = None if p95_s is None else Quantile(p95_s, samples, saturated)
+    window = Measured(p95, errors, uptime, samples)
     return score(BackendObservation("a", state, 0.0, None, readings), window, WEIGHTS, SLO, "a")
 
 
@@ -97,14 +103,47 @@ def test_a_dead_backend_is_zero_whatever_the_sum(state: State) -> None:
     assert (result.hscore, result.dominant_factor) == (0.0, state.value)
 
 
+@pytest.mark.parametrize(
+    ("value_s", "goodness"), [(0.5, None), (1.2, None), (2.4, 0.5)], ids=["below the SLO", "at the SLO", "above the SLO"]
+)
+def test_a_p95_that_is_at_least_so_much_is_known_only_above_the_slo(value_s: float, goodness: float | None) -> None:
+    """The top bucket says no more: below the SLO everything may be well, or nothing."""
+    result = scored(p95_s=value_s, saturated=True)
+    assert result.hscore == (None if goodness is None else pytest.approx(goodness))
+    assert ("latency" in result.unknown_factors) == (goodness is None)
+
+
+@pytest.mark.parametrize(
+    ("known", "confidence"),
+    [
+        ({"p95_s": 0.1, "errors": 0.0, "cpu": 0.1, "uptime": 1.0}, 1.0),
+        ({"p95_s": 0.1, "errors": 0.0, "uptime": 1.0}, 0.85),
+        ({"p95_s": 0.1, "errors": 0.0, "cpu": 0.1, "uptime": 1.0, "samples": 10}, 0.35 * 0.5 + 0.40 * 0.1 + 0.25),
+        ({"p95_s": 0.1, "errors": 0.0, "samples": 1}, 0.35 * 0.05 + 0.40 * 0.01),
+        ({"cpu": 0.1}, 0.15),
+        ({"uptime": 1.0}, 0.10),
+        ({}, 0.0),
+        ({"state": State.HUNG}, 1.0),
+    ],
+    ids=["all", "no CPU", "ten requests", "one request", "CPU alone", "uptime alone", "nothing", "dead"],
+)
+def test_confidence_is_the_weight_that_is_known_less_where_samples_are_few(known: dict[str, Any], confidence: float) -> None:
+    assert scored(**known).confidence == pytest.approx(confidence)
+
+
+def test_without_evidence_there_is_no_confidence() -> None:
+    assert score(None, None, WEIGHTS, SLO, "a").confidence == 0.0
+
+
 ratio = st.none() | st.floats(0, 1)
 
 
-@given(st.none() | st.floats(0, 1e6), ratio, ratio, ratio)
+@given(st.none() | st.floats(0, 1e6), ratio, ratio, ratio, st.integers(0, 1_000))
 def test_a_score_lies_between_zero_and_one_and_its_weights_sum_to_one(
-    p95_s: float | None, errors: float | None, cpu: float | None, uptime: float | None
+    p95_s: float | None, errors: float | None, cpu: float | None, uptime: float | None, samples: int
 ) -> None:
-    result = scored(p95_s, errors, cpu, uptime)
+    result = scored(p95_s, errors, cpu, uptime, samples=samples)
+    assert 0.0 <= result.confidence <= 1.0
     if result.hscore is not None:
         assert 0.0 <= result.hscore <= 1.0
         assert sum(f.weight for f in result.factors) == pytest.approx(1.0)

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, Ledger, LedgerError
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Target
+from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, MAX_WEIGHTS_CHANGES, Ledger, LedgerError
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Target, WeightsChange
 
+SCHEMA_2 = """
+CREATE TABLE leases (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  backend TEXT NOT NULL, gateway TEXT NOT NULL, server TEXT NOT NULL, pool TEXT NOT NULL, knob TEXT NOT NULL,
+  policy TEXT NOT NULL, prior TEXT NOT NULL, written TEXT NOT NULL, reason TEXT NOT NULL,
+  created REAL NOT NULL, expires REAL NOT NULL, confirmed INTEGER NOT NULL DEFAULT 0, reverts INTEGER NOT NULL DEFAULT 0,
+  ended REAL, outcome TEXT, before TEXT
+);
+CREATE UNIQUE INDEX one_lease_in_force ON leases (gateway, server, knob) WHERE ended IS NULL;
+CREATE TABLE decisions (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  time REAL NOT NULL, tick INTEGER NOT NULL, policy TEXT NOT NULL, backend TEXT NOT NULL, knob TEXT NOT NULL,
+  from_value TEXT, to_value TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, lease_expires REAL
+);
+CREATE INDEX decisions_by_backend ON decisions (backend, id);
+CREATE TABLE attempts (backend TEXT PRIMARY KEY, count INTEGER NOT NULL, last REAL NOT NULL);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO meta VALUES ('schema_version', '2'), ('paused', 'by hand');
+"""
 B = Target("edge", "llm/b", "llm")
 
 
@@ -101,6 +121,31 @@ def test_a_ledger_of_the_first_version_is_taken_over_with_its_leases(path: Path)
     assert (lease.prior, lease.written, lease.before) == (SERVE, DRAIN, None)
     (lease,) = Ledger(path).leases()
     assert lease.backend == "b"
+
+
+def test_a_ledger_of_the_second_version_is_taken_over_and_takes_changes_of_weights(path: Path) -> None:
+    """Made by the statements of that version, not by taking this one's apart."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        old.executescript(SCHEMA_2)
+        old.execute(
+            "INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, before)"
+            " VALUES ('b', 'edge', 'llm/b', 'llm', 'admission', 'p', '\"serve\"', '\"drain\"', 'hung', 10, 310, '\"serve\"')"
+        )
+    ledger = Ledger(path)
+    assert [lease.backend for lease in ledger.leases()] == ["b"]
+    assert (ledger.get_meta("schema_version"), ledger.get_meta("paused")) == ("3", "by hand")
+    ledger.record_weights(20.0, "maria", {"latency": 1.0}, {"latency": 0.5})
+    ledger.close()
+    assert Ledger(path).weights_changes(10) == (WeightsChange(20.0, "maria", {"latency": 1.0}, {"latency": 0.5}),)
+
+
+def test_changes_of_weights_come_newest_first_and_are_bounded(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger._db.execute("PRAGMA synchronous=OFF")
+    for number in range(MAX_WEIGHTS_CHANGES + 5):
+        ledger.record_weights(float(number), "script", {}, {"latency": float(number)})
+    assert [change.time_unix_s for change in ledger.weights_changes(2)] == [1_004.0, 1_003.0]
+    assert len(ledger.weights_changes(10_000)) == MAX_WEIGHTS_CHANGES
 
 
 def test_an_intent_remembers_what_was_in_force_before_it(path: Path) -> None:

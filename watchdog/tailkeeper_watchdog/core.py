@@ -35,7 +35,7 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
-from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, started_anew, take_sample
+from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
@@ -55,7 +55,7 @@ class PolicySetting:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is configured and does not change within a tick."""
+    """What holds throughout one tick. ``weights`` are put in by the loop when it begins, the rest is configured."""
 
     slo: Slo
     weights: Mapping[str, float]
@@ -109,10 +109,9 @@ def score_fleet(
         uptime = memory.uptimes.get(name, Uptime())
         seen = bare.fresh(name)
         if seen is not None and seen.age_s is not None:
-            sample = take_sample(seen, now - seen.age_s)
-            if seen.state is State.STARTING or started_anew(history, sample):
+            before, history = history, add(history, take_sample(seen, now - seen.age_s))
+            if seen.state is State.STARTING or (history.anew and history is not before):
                 restarted.add(name)
-            history = add(history, sample)
             uptime = observe(uptime, seen.state, now)
         histories[name], uptimes[name] = history, uptime
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.

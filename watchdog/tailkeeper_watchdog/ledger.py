@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Target
+from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Target, WeightsChange
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""2 added what was in force before a lease, 3 the changes of the HScore's weights."""
 MAX_DECISIONS = 100_000
 """Oldest decisions beyond this are dropped: months of a busy fleet, about 30 MB."""
 PRUNE_EVERY = 1_000
+MAX_WEIGHTS_CHANGES = 1_000
+"""Oldest ones beyond this are dropped; people change weights a few times a year."""
 ATTEMPT_MEMORY_S = 3_600.0
 """A backend earns its trust back: an hour after its last removal its attempts count from one again."""
 
@@ -37,6 +41,9 @@ CREATE TABLE IF NOT EXISTS decisions (
 );
 CREATE INDEX IF NOT EXISTS decisions_by_backend ON decisions (backend, id);
 CREATE TABLE IF NOT EXISTS attempts (backend TEXT PRIMARY KEY, count INTEGER NOT NULL, last REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS weights (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, by TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -177,6 +184,21 @@ class Ledger:
             (backend, since, limit),
         ).fetchall()
         return tuple(_decision(row) for row in rows)
+
+    # Weights of the HScore
+
+    def record_weights(self, time: float, by: str, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Append one change of the weights. ``time`` in epoch seconds."""
+        self._run(
+            "INSERT INTO weights (time, by, before, after) VALUES (?,?,?,?)",
+            (time, by, json.dumps(dict(before)), json.dumps(dict(after))),
+        )
+        self._run("DELETE FROM weights WHERE id <= (SELECT max(id) FROM weights) - ?", (MAX_WEIGHTS_CHANGES,))
+
+    def weights_changes(self, limit: int) -> tuple[WeightsChange, ...]:
+        """Newest first."""
+        rows = self._run("SELECT time, by, before, after FROM weights ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
+        return tuple(WeightsChange(time, by, json.loads(before), json.loads(after)) for time, by, before, after in rows)
 
     # Attempts
 

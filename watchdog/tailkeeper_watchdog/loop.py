@@ -44,6 +44,7 @@ from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, pla
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.weighing import Weighing
 
 log = structlog.get_logger("tailkeeper.watchdog")
 
@@ -64,6 +65,8 @@ class Parts:
     decisions: DecisionLog
     switches: Switches
     rules: Rules
+    """The weights in it are not looked at: those of ``weighing`` are."""
+    weighing: Weighing
     guards: GuardsSettings
     tick_s: float
     monotonic: Callable[[], float] = time.monotonic
@@ -138,13 +141,14 @@ class Loop:
 
     async def _steps(self, started: float) -> TickRecord:
         parts = self.parts
+        rules = replace(parts.rules, weights=parts.weighing.in_force)
         self._follow()
         leases = adopted(parts.ledger.leases(), self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
         snapshot = self._snapshot(collected)
-        memory, situation = core.score_fleet(snapshot, collected.records, self.memory, parts.rules)
+        memory, situation = core.score_fleet(snapshot, collected.records, self.memory, rules)
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms())
-        memory, desired = core.decide_all(situation, memory, parts.rules)
+        memory, desired = core.decide_all(situation, memory, rules)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases))
         memory = core.keep_book(memory, (*symptoms, *core.common_cause(verdicts, snapshot)), situation)
         memory, changes = self._plan(situation, memory, verdicts, leases)

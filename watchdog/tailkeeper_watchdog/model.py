@@ -180,6 +180,8 @@ class HealthScore:
     factors: tuple[Factor, ...] = ()
     unknown_factors: tuple[str, ...] = ()
     veto: State | None = None
+    confidence: float = 0.0
+    """How much the score rests on, in [0, 1]: the share of the weight that is known, less where samples are few."""
 
     @property
     def dominant_factor(self) -> str | None:
@@ -327,6 +329,16 @@ class Decision:
     verdict: Outcome
     reason: str
     lease_expires_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChange:
+    """One change of the HScore's weights, by factor. ``by`` is who did it, ``file`` for the configuration file."""
+
+    time_unix_s: float
+    by: str
+    before: Mapping[str, float]
+    after: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

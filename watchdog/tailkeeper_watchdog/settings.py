@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -160,20 +160,37 @@ class WatchdogSettings(Settings):
         return self.stale_after_s or STALE_INTERVALS * self.read_interval_s(exporter_interval_s)
 
 
+WEIGHTS_TOLERANCE = 1e-6
+"""A sum this near to 1 is 1: thirds are written with a few digits."""
+
+
 class Weights(Settings):
-    """Shares of the HScore; they sum to 1."""
+    """Shares of the HScore: all four or none, and they sum to 1."""
 
     latency: Ratio = 0.35
     error_rate: Ratio = 0.40
     cpu_usage: Ratio = 0.15
     uptime: Ratio = 0.10
 
+    @model_validator(mode="before")
+    @classmethod
+    def _all_or_none(cls, given: Any) -> Any:
+        missing = [name for name in cls.model_fields if name not in given] if isinstance(given, dict) and given else []
+        if missing:
+            raise ValueError(f"{', '.join(missing)} missing; give all of {', '.join(cls.model_fields)}, which sum to 1")
+        return given
+
     @model_validator(mode="after")
     def _sum_to_one(self) -> Weights:
-        total = self.latency + self.error_rate + self.cpu_usage + self.uptime
-        if abs(total - 1.0) > 1e-6:
-            raise ValueError(f"weights sum to {total:g}; they must sum to 1")
+        check_sum(self.latency, self.error_rate, self.cpu_usage, self.uptime)
         return self
+
+
+def check_sum(*weights: float) -> None:
+    """Raises ValueError where the weights of the HScore do not sum to 1."""
+    total = sum(weights)
+    if not abs(total - 1.0) <= WEIGHTS_TOLERANCE:
+        raise ValueError(f"weights sum to {total:.9g}; they must sum to 1")
 
 
 class HscoreSettings(Settings):

@@ -76,22 +76,28 @@ class Window:
         return (after.sum - before.sum) / (after.count - before.count)
 
     @property
-    def requests(self) -> float | None:
-        """Finished requests. Aborted ones are the client's choice: neither good nor bad, and not counted."""
+    def finished(self) -> tuple[float, float] | None:
+        """Requests that finished, and how many of them failed or were refused.
+
+        Aborted ones are the client's choice: neither good nor bad, and not counted.
+        """
         ok = self.increase(_OK)
-        return None if ok is None else ok + self._failed()
+        if ok is None:
+            return None
+        failed = (self.increase(_ERROR) or 0.0) + (self.increase(_REJECTED) or 0.0)
+        return ok + failed, failed
+
+    @property
+    def requests(self) -> float | None:
+        """Finished requests."""
+        finished = self.finished
+        return None if finished is None else finished[0]
 
     @property
     def error_ratio(self) -> float | None:
         """Share of finished requests that failed or were refused; None without a finished request."""
-        ok = self.increase(_OK)
-        if ok is None:
-            return None
-        failed = self._failed()
-        return failed / (ok + failed) if ok + failed > 0 else None
-
-    def _failed(self) -> float:
-        return (self.increase(_ERROR) or 0.0) + (self.increase(_REJECTED) or 0.0)
+        finished = self.finished
+        return finished[1] / finished[0] if finished is not None and finished[0] > 0 else None
 
     @property
     def kv_miss_ratio(self) -> float | None:

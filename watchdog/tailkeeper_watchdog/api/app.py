@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tailkeeper_watchdog.api import documents
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
+from tailkeeper_watchdog.api.hscorer import add_weights
 from tailkeeper_watchdog.api.page import TickDurations, WatchdogCollector, render
 from tailkeeper_watchdog.api.received import Received
 from tailkeeper_watchdog.api.strict import StrictJson
@@ -132,6 +133,7 @@ def build_api(
     _add_trends(api, trends)
     _add_own(api, watched)
     _add_changes(api, watched)
+    add_weights(api, loop.parts.weighing)
     _add_alerts(api, Received(), loop.parts.wall)
     _add_console(api)
     return api

@@ -150,6 +150,7 @@ def _backend(backend: Backend, view: FleetView, rows: _Sorted) -> Json:
 def _score(score: HealthScore) -> Json:
     return {
         "hscore": score.hscore,
+        "confidence": score.confidence,
         "dominant_factor": score.dominant_factor,
         "factors": {
             f.name: {"goodness": f.goodness, "weight": f.weight, "value": f.value, "unit": f.unit} for f in score.factors

@@ -5,9 +5,10 @@
 
 const PERIOD_MS = 2000;
 const DEADLINE_MS = 8000;
-const POLICIES_EVERY = 15; // periods; they change with the configuration only
+const POLICIES_EVERY = 15; // periods; they and the weights change with the configuration or by hand
 const SPARK_POINTS = 150; // five minutes
 const ENOUGH = 20; // requests behind a P99 worth a sentence
+const SURE = 0.8; // confidence from which a score needs no word about it: engines often do not tell their CPU
 const MAX_ROWS = 60; // backends shown at once
 const MAX_CARDS = 30;
 const MAX_LINES = 20;
@@ -28,6 +29,7 @@ const three = (value) => (value === 0 ? "0" : Number(value.toPrecision(3)).toStr
 const percent = (value) => (unknown(value) ? "–" : `${three(value * 100)}\u00a0%`);
 const share = (value) => `${Math.round(value * 100)}\u00a0%`;
 const width = (ratio) => `${Math.round(100 * Math.min(1, Math.max(0, ratio || 0)))}%`;
+const factor = (name) => name.replaceAll("_", " ");
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
 function seconds(value) {
@@ -365,7 +367,7 @@ function fillRow(tr, b, fleet) {
   put(state, b.state, old ? `${seconds(b.age_s)} old` : "", `state ${b.state}`);
   tr.meter.hidden = b.hscore === null;
   tr.fillBar.style.width = width(b.hscore);
-  put(score, b.hscore === null ? "unknown" : b.hscore.toFixed(2), b.hscore !== null && b.hscore < 1 ? (b.dominant_factor || "").replaceAll("_", " ") : "");
+  put(score, b.hscore === null ? "unknown" : b.hscore.toFixed(2), b.hscore === null ? "" : scoreNote(b));
   fillP99(p99, b, fleet.slo_ttft_p99_s);
   fillSpark(tr.spark, b.backend, fleet.slo_ttft_p99_s);
   put(queue, unknown(b.waiting) ? "–" : `${three(b.waiting)} waiting`, unknown(b.running) ? "" : `${three(b.running)} running`);
@@ -373,6 +375,19 @@ function fillRow(tr, b, fleet) {
   put(gpu, percent(b.gpu_utilization_ratio));
   put(weight, inForce(b), wish(b));
   put(why, b.hold ? `held until ${clock(b.hold.until)}: ${b.hold.reason}` : b.why);
+}
+
+// What costs most, and how much the score rests on where that is not all of it.
+function scoreNote(b) {
+  const costs = b.hscore < 1 ? factor(b.dominant_factor || "") : "";
+  const sure = b.confidence < SURE ? `${share(b.confidence)} known` : "";
+  return [costs, sure].filter(Boolean).join(", ");
+}
+
+function showWeights(config) {
+  const parts = Object.entries(config.weights).map(([name, weight]) => `${factor(name)} ${percent(weight)}`);
+  const [last] = config.history;
+  say($("weights"), `HScore weighs ${parts.join(", ")}. ${last ? `Changed ${clock(last.time)} by ${last.by}.` : ""}`);
 }
 
 function fillP99(part, b, slo) {
@@ -561,13 +576,14 @@ function show(fleet, findings, decisions) {
 async function refresh() {
   try {
     const wanted = ["/api/v1/fleet", "/api/v1/findings?open=true", "/api/v1/decisions?limit=50"];
-    if (round % POLICIES_EVERY === 0) wanted.push("/api/v1/policies");
+    if (round % POLICIES_EVERY === 0) wanted.push("/api/v1/policies", "/api/v1/hscorer/config");
     if (round === 0) await recall();
-    const [fleet, findings, decisions, policies] = await Promise.all(wanted.map(ask));
+    const [fleet, findings, decisions, policies, weights] = await Promise.all(wanted.map(ask));
     answered = Date.now();
     round += 1;
     show(fleet, findings, decisions);
     if (policies) showPolicies(policies);
+    if (weights) showWeights(weights);
   } catch (error) {
     lost(error);
   }

@@ -30,6 +30,8 @@ class History:
     """Samples of one backend, oldest first. The last is always the newest seen."""
 
     samples: tuple[Sample, ...] = ()
+    anew: bool = False
+    """The newest sample is of another life of the engine than those before it: a counter had fallen."""
 
 
 def take_sample(seen: BackendObservation, now: float) -> Sample:
@@ -41,18 +43,12 @@ def add(history: History, sample: Sample) -> History:
     """The history with ``sample`` as its newest, old ones thinned to the spacing and dropped past the window."""
     samples = history.samples
     if samples and (sample.at <= samples[-1].at or _went_back(samples[-1], sample)):
-        return History((sample,)) if sample.at > samples[-1].at else history
+        return History((sample,), anew=True) if sample.at > samples[-1].at else history
     if len(samples) >= 2 and samples[-1].at - samples[-2].at < SPACING_S:
         samples = samples[:-1]
     oldest = sample.at - WINDOW_S - SPACING_S
     first = next((i for i, s in enumerate(samples) if s.at >= oldest), len(samples))
     return History((*samples[first:], sample))
-
-
-def started_anew(history: History, sample: Sample) -> bool:
-    """Whether ``sample`` is from another life of the engine than the history: a counter has fallen since."""
-    newest = history.samples[-1] if history.samples else None
-    return newest is not None and sample.at > newest.at and _went_back(newest, sample)
 
 
 def _went_back(earlier: Sample, later: Sample) -> bool:

@@ -3,6 +3,9 @@
 The goodness functions are the public contract's: latency min(1, SLO ÷ P95 of TTFT); error rate a sigmoid
 1/(1 + exp((e − 0.01)/0.0025)) over its value at 0; CPU 1 up to 85 %, then exp(−(u − 0.85)/0.05); uptime the share of
 the last hour. A factor without evidence is left out, named, and its weight shared among the others.
+
+A score says how much it rests on: its confidence is the share of the weight whose factors are known, each counted in full
+from so many samples on and in proportion below. A dead backend's 0 rests on its state and not on the factors: full confidence.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ ERROR_MIDPOINT = 0.01
 ERROR_SLOPE = 0.0025
 CPU_KNEE = 0.85
 CPU_SCALE = 0.05
+ENOUGH_FOR_LATENCY = 20.0
+"""Requests: with fewer, none of them need lie above the P95."""
+ENOUGH_FOR_ERRORS = 100.0
+"""Finished requests: the goodness of the error rate turns at one in a hundred."""
 _MAX_EXPONENT = 700.0  # exp() overflows a float just above 709
 
 
@@ -51,29 +58,41 @@ def score(
     total = sum(weights[f] for f in known)
     factors = tuple(
         Factor(factor, goodness, weights[factor] / total, value, unit)
-        for factor, (goodness, value, unit) in known.items()
+        for factor, (goodness, value, unit, _) in known.items()
         if total > 0
     )
     unknown = tuple(f for f in FACTORS if f not in known)
     if seen.state.is_dead:
-        return HealthScore(name, 0.0, factors, unknown, veto=seen.state)
+        return HealthScore(name, 0.0, factors, unknown, veto=seen.state, confidence=1.0)
     if not factors:
         return HealthScore(name, None, (), unknown)
-    return HealthScore(name, min(1.0, max(0.0, sum(f.weight * f.goodness for f in factors))), factors, unknown)
+    hscore = min(1.0, max(0.0, sum(f.weight * f.goodness for f in factors)))
+    return HealthScore(name, hscore, factors, unknown, confidence=_confidence(known, weights))
 
 
-def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, tuple[float, float, str]]:
-    """goodness, value and unit of each factor with evidence. Failed requests have no latency, so they improve nothing."""
-    known: dict[str, tuple[float, float, str]] = {}
+_Known = tuple[float, float, str, float]
+"""Goodness, value and unit of a factor, and in [0, 1] how much of what it takes to know it is there."""
+
+
+def _confidence(known: Mapping[str, _Known], weights: Mapping[str, float]) -> float:
+    return min(1.0, sum(weights[name] * factor[3] for name, factor in known.items()) / sum(weights.values()))
+
+
+def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
+    """Each factor with evidence. Failed requests have no latency, so they improve nothing."""
+    known: dict[str, _Known] = {}
     p95 = window.quantile("ttft", 0.95) if window else None
-    if p95 is not None:
-        known["latency"] = (latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s")
-    errors = window.error_ratio if window else None
-    if errors is not None:
-        known["error_rate"] = (error_goodness(errors), errors, "ratio")
+    # A saturated P95 is at least its value: below the SLO that says neither good nor bad.
+    if p95 is not None and not (p95.saturated and p95.value <= slo.ttft_p99_s):
+        sure = min(1.0, p95.samples / ENOUGH_FOR_LATENCY)
+        known["latency"] = (latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s", sure)
+    requests, failed = (window.finished if window else None) or (0.0, 0.0)
+    if requests > 0:
+        ratio = failed / requests
+        known["error_rate"] = (error_goodness(ratio), ratio, "ratio", min(1.0, requests / ENOUGH_FOR_ERRORS))
     cpu = seen.value(catalog.CPU_USAGE.name)
     if cpu is not None:
-        known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio")
+        known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio", 1.0)
     if window is not None and window.uptime_ratio is not None:
-        known["uptime"] = (window.uptime_ratio, window.uptime_ratio, "ratio")
+        known["uptime"] = (window.uptime_ratio, window.uptime_ratio, "ratio", 1.0)
     return known
