@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -235,6 +236,34 @@ def release_all(config: ConfigFile) -> None:
         typer.echo(line)
     if failed:
         fail(FAILED, f"{failed} could not be given back; see above, and run this again")
+
+
+@app.command()
+def replay(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="Decide by this file.")] = None,
+    records: Annotated[Path | None, typer.Option("--records", metavar="FILE", help="Ticks that a watchdog recorded.")] = None,
+    prometheus: Annotated[str | None, typer.Option("--prometheus", metavar="URL", help="Ask this server.")] = None,
+    start: Annotated[str | None, typer.Option("--start", metavar="T", help="RFC 3339, epoch seconds, or -2d.")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="T", help="Likewise, or now.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for machines.")] = False,
+) -> None:
+    """What would have been found and done, over recorded ticks or over the history in a Prometheus. Changes nothing."""
+    try:
+        from tailkeeper.replay import NothingToReplay, Wrong, run, wanted
+        from tailkeeper_watchdog.replay.words import text
+    except ImportError as error:
+        _need("watchdog", error)
+    try:
+        what = wanted(records, prometheus, start, end, time.time())
+        loaded = None if config is None else _load(config)
+        report = run(what, loaded, str(config), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
+    except Wrong as error:
+        fail(USAGE, str(error))
+    except NothingToReplay as error:
+        fail(FAILED, str(error))
+    except OSError as error:
+        fail(FAILED, f"{error.filename or records}: {error.strerror or error}")
+    typer.echo(json.dumps(report, indent=2) if as_json else text(report))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
 
@@ -32,6 +32,7 @@ __all__ = [
     "Reason",
     "SeriesKey",
     "canonical",
+    "page_of",
 ]
 
 
@@ -182,6 +183,22 @@ class PageParser:
         rest = tuple(pair for pair in labels if pair[0] != "le")
         key = SeriesKey(family, rest, Kind.HISTOGRAM, Part.BUCKET, bound)
         return self._interned.get(key, key)
+
+
+def page_of(samples: Iterable[tuple[SeriesKey, float]]) -> Page:
+    """A page from samples that somebody else has parsed, such as a Prometheus server: judged as if they stood on one."""
+    problems: Counter[Reason] = Counter()
+    kept: dict[SeriesKey, float] = {}
+    dropped: list[tuple[SeriesKey, Reason]] = []
+    for key, value in samples:
+        reason = Reason.DUPLICATE if key in kept else _objection(key, value)
+        if reason is None:
+            kept[key] = value
+            continue
+        problems[reason] += 1
+        if reason is not Reason.DUPLICATE:
+            dropped.append((key, reason))
+    return Page(tuple(kept.items()), MappingProxyType(dict(problems)), tuple(dropped), len(kept) + len(dropped))
 
 
 def canonical(name: str) -> str:

@@ -130,8 +130,7 @@ class PageReader:
 
     def _normalised(self, page: Page, sent: float, now: float) -> PageRead:
         found = normalise(page, self._engine, self._memory, now)
-        raw = {o: r.value for o, r in found.values.items() if r.value is not None and _is_counter(o)}
-        whole = {o: r.value for o, r in found.histograms.items() if r.value is not None}
+        raw, whole = counted(found)
         gauges = {o: r for o, r in found.values.items() if not _is_counter(o)}
         work = _work(found, raw, whole, gauges)
         counters, histograms, own = self.share.take(raw, whole, now, sum(found.progress.values()), work.in_flight or 0.0)
@@ -157,6 +156,18 @@ def page_url(backend: BackendSettings, engine: Engine) -> str | None:
     parts = urlsplit(backend.url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{parts.scheme}://{host}:{engine.metrics_port}{engine.metrics_path}"
+
+
+def counted(found: Normalised) -> tuple[dict[Output, float], dict[Output, Histogram]]:
+    """The counters and the histograms of a page that are known."""
+    raw = {o: r.value for o, r in found.values.items() if r.value is not None and _is_counter(o)}
+    return raw, {o: r.value for o, r in found.histograms.items() if r.value is not None}
+
+
+def work_of(found: Normalised) -> Work:
+    """What a page tells of work and standstill."""
+    raw, whole = counted(found)
+    return _work(found, raw, whole, {o: r for o, r in found.values.items() if not _is_counter(o)})
 
 
 def _is_counter(output: Output) -> bool:

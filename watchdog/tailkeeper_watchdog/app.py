@@ -30,6 +30,8 @@ from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
 from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.reconcile import Reconciler
+from tailkeeper_watchdog.records.file import Recorder
+from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
 from tailkeeper_watchdog.switches import Switches
@@ -125,13 +127,14 @@ class Watchdog:
                 ledger=self.ledger,
                 decisions=decisions,
                 switches=self.switches,
-                rules=_rules(config),
+                rules=rules_of(config),
                 weighing=self.weighing,
                 guards=config.guards,
                 tick_s=config.watchdog.tick_s,
             ),
             self._after_tick,
         )
+        self._recorder = build_recorder(config, self.loop.parts)
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
@@ -140,6 +143,8 @@ class Watchdog:
 
     def _after_tick(self, record: TickRecord) -> None:
         self._durations.observe(record.duration_s)
+        if self._recorder is not None:
+            self._recorder.offer(record, self.loop.inputs)
         if self._notifier is not None:
             book = self.loop.memory.book
             findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
@@ -192,10 +197,21 @@ class Watchdog:
         await self.loop.parts.reconciler.close()
         if self._notifier is not None:
             await self._notifier.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         self.ledger.close()
 
 
-def _rules(config: Configuration) -> Rules:
+def build_recorder(config: Configuration, parts: Parts) -> Recorder | None:
+    """What keeps each tick for a replay; None where that is switched off."""
+    path = config.watchdog.records_path
+    if path is None:
+        return None
+    configuration = written_down(parts.rules, parts.guards, parts.tick_s)
+    return Recorder(path, config.watchdog.records.max_bytes, configuration, f"{parts.wall():.3f}")
+
+
+def rules_of(config: Configuration) -> Rules:
     latency = config.slo.latency
     policies = config.policies
     return Rules(
@@ -207,3 +223,8 @@ def _rules(config: Configuration) -> Rules:
         },
         stale_after_s=config.stale_after_s,
     )
+
+
+def in_force(config: Configuration) -> InForce:
+    """What of a configuration decides."""
+    return InForce(rules_of(config), config.guards, config.watchdog.tick_s)

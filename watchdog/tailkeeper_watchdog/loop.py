@@ -44,6 +44,7 @@ from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, pla
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.tick import TickInputs
 from tailkeeper_watchdog.weighing import Weighing
 
 log = structlog.get_logger("tailkeeper.watchdog")
@@ -96,6 +97,8 @@ class Loop:
         self.parts = parts
         self.memory = Memory()
         self.latest: TickRecord | None = None
+        self.inputs: TickInputs | None = None
+        """What the latest tick was computed from; None where it failed before it had read anything."""
         self.report = GatewayReport({}, {})
         self.fleet = succeeded(Fleet(), parts.fleet(), (), 0.0)
         self.support = parts.reconciler.support(self.fleet.backends)
@@ -120,6 +123,7 @@ class Loop:
         """One tick. Never raises: what goes wrong is in the record."""
         self._tick += 1
         started = self.parts.monotonic()
+        self.inputs = None
         try:
             async with self._acting:
                 record = await self._steps(started)
@@ -142,23 +146,47 @@ class Loop:
     async def _steps(self, started: float) -> TickRecord:
         parts = self.parts
         rules = replace(parts.rules, weights=parts.weighing.in_force)
-        self._follow()
-        leases = adopted(parts.ledger.leases(), self.fleet.backends)
+        self._follow(started)
+        noted = parts.ledger.leases()
+        leases = adopted(noted, self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
         snapshot = self._snapshot(collected)
+        given = self.inputs = self._given(started, snapshot, collected, noted, rules)
         memory, situation = core.score_fleet(snapshot, collected.records, self.memory, rules)
-        memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms())
+        memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms(snapshot.time_unix_s))
         memory, desired = core.decide_all(situation, memory, rules)
-        verdicts = core.guard_all(desired, self._guard_context(situation, leases))
+        verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
         memory = core.keep_book(memory, (*symptoms, *core.common_cause(verdicts, snapshot)), situation)
-        memory, changes = self._plan(situation, memory, verdicts, leases)
+        memory, changes = self._plan(situation, memory, verdicts, leases, given)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
-        executed = await self._act(changes)
+        executed = await self._act(changes, given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
         return self._record(started, situation, desired, verdicts, decisions)
 
-    def _follow(self) -> None:
+    def _given(
+        self, started: float, snapshot: FleetSnapshot, collected: Collected, leases: tuple[Lease, ...], rules: Rules
+    ) -> TickInputs:
+        """Everything else that this tick looks at, read once, so that it can be computed again from it."""
+        parts = self.parts
+        return TickInputs(
+            tick=self._tick,
+            started=started,
+            now=snapshot.now,
+            time_unix_s=snapshot.time_unix_s,
+            backends=snapshot.backends,
+            collected=collected,
+            report=self.report,
+            leases=leases,
+            support=self.support,
+            weights=rules.weights,
+            paused=parts.switches.paused(),
+            holds={name: hold.reason for name, hold in parts.switches.holds().items()},
+            attempts=parts.ledger.attempts(snapshot.time_unix_s),
+            released_at=dict(self._released_at),
+        )
+
+    def _follow(self, now: float) -> None:
         """Take the fleet as it is now. Whoever is gone takes along what was known of it; nothing is done at a gateway here.
 
         The holds of operators end first, because only that can fail: then the same change is found at the next tick. A hold
@@ -168,7 +196,7 @@ class Loop:
         backends = parts.fleet()
         if backends is self.fleet.backends:
             return
-        now, leases = parts.monotonic(), parts.ledger.leases()
+        leases = parts.ledger.leases()
         changed = turnover(self.fleet, backends)
         if changed.vanished:
             parts.switches.end_holds(changed.vanished)
@@ -205,8 +233,8 @@ class Loop:
             self._tick, self.parts.monotonic(), self.parts.wall(), self.fleet.backends, collected.observations, collected.error
         )
 
-    def _contended_symptoms(self) -> tuple[Symptom, ...]:
-        now, longest = self.parts.wall(), self.parts.guards.lease_s
+    def _contended_symptoms(self, now: float) -> tuple[Symptom, ...]:
+        longest = self.parts.guards.lease_s
         # An end further away than it was ever set is one that a wall clock set back has moved.
         self._contended_until = {k: until for k, until in self._contended_until.items() if now < until <= now + longest}
         return tuple(
@@ -221,7 +249,7 @@ class Loop:
             for (backend, knob), until in self._contended_until.items()
         )
 
-    def _guard_context(self, situation: Situation, leases: tuple[Lease, ...]) -> GuardContext:
+    def _guard_context(self, situation: Situation, leases: tuple[Lease, ...], given: TickInputs) -> GuardContext:
         return GuardContext(
             snapshot=situation.snapshot,
             settings=self.parts.guards,
@@ -229,17 +257,22 @@ class Loop:
             leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
             servers=self.report.servers,
             support=self.support,
-            paused=self.parts.switches.paused(),
-            holds={name: hold.reason for name, hold in self.parts.switches.holds().items()},
+            paused=given.paused,
+            holds=given.holds,
             contended=frozenset(self._contended_until),
             changed_at=self._changed_at,
             released_at=self._released_at,
         )
 
     def _plan(
-        self, situation: Situation, memory: Memory, verdicts: tuple[Verdict, ...], leases: tuple[Lease, ...]
+        self,
+        situation: Situation,
+        memory: Memory,
+        verdicts: tuple[Verdict, ...],
+        leases: tuple[Lease, ...],
+        inputs: TickInputs,
     ) -> tuple[Memory, tuple[Change, ...]]:
-        held = frozenset(self.parts.switches.holds())
+        held = frozenset(inputs.holds)
         given = PlanInput(
             situation=situation,
             settings=self.parts.guards,
@@ -247,7 +280,7 @@ class Loop:
             blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
             leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
             servers=self.report.servers,
-            attempts=self.parts.ledger.attempts(self.parts.wall()),
+            attempts=inputs.attempts,
             held=held,
         )
         returning, changes = plan(given, memory.returning)
@@ -271,9 +304,10 @@ class Loop:
             )
         )
 
-    async def _act(self, changes: tuple[Change, ...]) -> Executed:
+    async def _act(self, changes: tuple[Change, ...], given: TickInputs) -> Executed:
         executed = await self.parts.reconciler.execute(changes, self._tick, ACT_DEADLINE_S)
         now, wall = self.parts.monotonic(), self.parts.wall()
+        self.inputs = replace(given, executed=executed, acted=now, acted_unix_s=wall)
         self._backoff.learn(changes, executed.failed, now)
         self._changed_at.update(dict.fromkeys(executed.changed, now))
         # A foreign hand at a server that nobody owns any more is nobody's trouble.

@@ -132,12 +132,23 @@ class WatchdogOtlp(Settings):
     _check_endpoint = field_validator("endpoint")(check_url)
 
 
+class RecordsSettings(Settings):
+    """Tick records, for `tailkeeper replay`. On by default: what was recorded before an incident is what explains it."""
+
+    enabled: bool = True
+    path: Path | None = None
+    """Default: beside `state`, with `.records` for its ending."""
+    max_bytes: Annotated[int, Field(ge=1_000_000)] = 64 * 1024 * 1024
+    """Of both files together. A day of 20 backends at a tick of 5 s is about 60 MB."""
+
+
 class WatchdogSettings(Settings):
     listen: str = "127.0.0.1:8088"
     tick_s: Annotated[float, Field(ge=0.1, le=3_600)] = 5
     source: Source = ExporterSource()
     stale_after_s: Seconds | None = None
     state: Path = Path("./tailkeeper.db")
+    records: RecordsSettings = RecordsSettings()
     baselines: Path | None = None
     token_file: Path | None = None
     alertmanager: AlertmanagerSettings = AlertmanagerSettings()
@@ -150,6 +161,11 @@ class WatchdogSettings(Settings):
         if not is_loopback(self.listen) and self.token_file is None:
             raise ValueError(f"listen: {self.listen} is not loopback; set token_file, or listen on 127.0.0.1")
         return self
+
+    @property
+    def records_path(self) -> Path | None:
+        """Where ticks are recorded; None where they are not."""
+        return (self.records.path or self.state.with_suffix(".records")) if self.records.enabled else None
 
     def read_interval_s(self, exporter_interval_s: float) -> float:
         """How often new evidence can appear, given how often the exporters read their engines."""

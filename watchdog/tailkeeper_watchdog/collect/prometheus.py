@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from math import inf, isfinite, isnan
+from math import isfinite
 from typing import Any, Protocol
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.catalog import BY_NAME, Kind
-from tailkeeper_exporter.exposition import Part, SeriesKey
+from tailkeeper_exporter.catalog import Kind
+from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.observe import WANTED, observe
-
-_SUFFIXES = {"_bucket": Part.BUCKET, "_sum": Part.SUM, "_count": Part.COUNT}
+from tailkeeper_watchdog.collect.series import OURS, key_of
 
 
 class Client(Protocol):
@@ -85,7 +84,7 @@ class PrometheusSource:
 def _samples(rows: list[dict[str, Any]]) -> Iterator[tuple[SeriesKey, float]]:
     for row in rows:
         value = _value(row)
-        key = _key(_labels(row))
+        key = key_of(_labels(row), OURS)
         if key is not None and value is not None:
             yield key, value
 
@@ -93,28 +92,6 @@ def _samples(rows: list[dict[str, Any]]) -> Iterator[tuple[SeriesKey, float]]:
 def _labels(row: Mapping[str, Any]) -> Mapping[str, str]:
     labels = row.get("metric")
     return labels if isinstance(labels, dict) else {}
-
-
-def _key(labels: Mapping[str, str]) -> SeriesKey | None:
-    name = labels.get("__name__", "")
-    rest = tuple(sorted((k, v) for k, v in labels.items() if k not in ("__name__", "le")))
-    if name in BY_NAME:
-        return SeriesKey(name, rest, BY_NAME[name].kind)
-    for suffix, part in _SUFFIXES.items():
-        family = name.removesuffix(suffix)
-        if family != name and family in BY_NAME:
-            le = _bound(labels.get("le", "")) if part is Part.BUCKET else None
-            return None if part is Part.BUCKET and le is None else SeriesKey(family, rest, Kind.HISTOGRAM, part, le)
-    return None
-
-
-def _bound(text: str) -> float | None:
-    """Prometheus 2 keeps ``1``, Prometheus 3 writes ``1.0``: a bound is a number, never a text. None where it is none."""
-    try:
-        bound = inf if text == "+Inf" else float(text)
-    except ValueError:
-        return None
-    return None if isnan(bound) else bound
 
 
 def _value(row: Mapping[str, Any]) -> float | None:

@@ -1,0 +1,102 @@
+"""The model's dataclasses as plain JSON values, and back by their annotations. Pure.
+
+Tolerant of time: a field that this version does not know is passed over, and one that is missing takes its default, so that
+records outlive added fields. Not tolerant of nonsense: a value that cannot be of its field's type raises ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def to_plain(value: Any) -> Any:
+    """``value`` as JSON can hold it. Fields at their default are left out; sets are sorted lists; other keys than texts are pairs."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(v) for f in fields(value) if not _is_default(f, v := getattr(value, f.name))}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {str(key): to_plain(inner) for key, inner in value.items()}
+        return [[to_plain(key), to_plain(inner)] for key, inner in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return sorted((to_plain(inner) for inner in value), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [to_plain(inner) for inner in value]
+    return value
+
+
+def _is_default(field: Field[Any], value: Any) -> bool:
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return default is not MISSING and type(default) is type(value) and bool(default == value)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """The value of type ``kind`` that was written as ``value``. Raises ValueError."""
+    try:
+        return _build(kind, value)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{value!r:.80} is no {kind}") from error
+
+
+def _build(kind: Any, value: Any) -> Any:
+    if kind is Any or kind is None or kind is type(None):
+        return value
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _one_of(get_args(kind), value)
+    if origin in (tuple, frozenset):
+        return _sequence(origin, get_args(kind), value)
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(get_args(kind), value)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _dataclass(kind, value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and not isinstance(value, kind):
+        raise ValueError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _one_of(options: tuple[Any, ...], value: Any) -> Any:
+    if value is None and type(None) in options:
+        return None
+    for option in options:
+        try:
+            return _build(option, value)
+        except (ValueError, TypeError):
+            continue
+    raise ValueError(f"{value!r:.80} is none of {options}")
+
+
+def _sequence(origin: Any, arguments: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.80} is no list")
+    if origin is tuple and (len(arguments) != 2 or arguments[1] is not Ellipsis):
+        return tuple(_build(kind, inner) for kind, inner in zip(arguments, value, strict=True))
+    return origin(_build(arguments[0], inner) for inner in value)
+
+
+def _mapping(arguments: tuple[Any, ...], value: Any) -> dict[Any, Any]:
+    pairs = value.items() if isinstance(value, dict) else [(key, inner) for key, inner in value]
+    return {_build(arguments[0], key): _build(arguments[1], inner) for key, inner in pairs}
+
+
+def _dataclass(kind: type, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} is no {kind.__name__}")
+    hints = _hints(kind)
+    known = {f.name for f in fields(kind) if f.init}
+    return kind(**{name: _build(hints[name], inner) for name, inner in value.items() if name in known})

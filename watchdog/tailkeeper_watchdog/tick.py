@@ -1,0 +1,42 @@
+"""What one tick was computed from: everything that the loop read before it decided, and what came of acting. Values only.
+
+A tick computed again from these inputs gives the same findings, wishes, verdicts and decisions: `records` keeps them and
+`replay` feeds them to the same loop. Whatever a tick comes to look at beside these belongs in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tailkeeper_watchdog.actuators.contract import Support
+from tailkeeper_watchdog.collect.base import Collected
+from tailkeeper_watchdog.model import EMPTY, Backend, Knob, Lease
+from tailkeeper_watchdog.reconcile import Executed, GatewayReport
+
+
+@dataclass(frozen=True, slots=True)
+class TickInputs:
+    """Inputs of one tick. ``started``, ``now``, ``acted`` and ``released_at`` are monotonic seconds."""
+
+    tick: int
+    started: float
+    now: float
+    time_unix_s: float
+    backends: tuple[Backend, ...]
+    """The very tuple that the provider of the fleet gave: while it is the same one, nothing has changed."""
+    collected: Collected
+    report: GatewayReport
+    leases: tuple[Lease, ...] = ()
+    """As the ledger has them, before they are adopted by backends that were renamed."""
+    support: Mapping[tuple[str, Knob], Support] = field(default_factory=lambda: EMPTY)
+    weights: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    paused: str | None = None
+    holds: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    """Backend → the operator's reason."""
+    attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    executed: Executed | None = None
+    """What acting came to; None where the tick did not get that far."""
+    acted: float = 0.0
+    acted_unix_s: float = 0.0
