@@ -249,7 +249,7 @@ def replay(
 ) -> None:
     """What would have been found and done, over recorded ticks or over the history in a Prometheus. Changes nothing."""
     try:
-        from tailkeeper.replay import NothingToReplay, Wrong, run, wanted
+        from tailkeeper.replay import NothingToReplayError, UsageError, run, wanted
         from tailkeeper_watchdog.replay.words import text
     except ImportError as error:
         _need("watchdog", error)
@@ -257,9 +257,9 @@ def replay(
         what = wanted(records, prometheus, start, end, time.time())
         loaded = None if config is None else _load(config)
         report = run(what, loaded, str(config), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
-    except Wrong as error:
+    except UsageError as error:
         fail(USAGE, str(error))
-    except NothingToReplay as error:
+    except NothingToReplayError as error:
         fail(FAILED, str(error))
     except OSError as error:
         fail(FAILED, f"{error.filename or records}: {error.strerror or error}")

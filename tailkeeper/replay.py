@@ -1,4 +1,4 @@
-"""`tailkeeper replay`: what is replayed and by whose configuration, put together from the command line. No decision is made here."""
+"""`tailkeeper replay`: what is replayed and by whose configuration, from the command line. No decision is made here."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tailkeeper_watchdog.app import backend_of, in_force
 from tailkeeper_watchdog.model import Knob
 from tailkeeper_watchdog.replay.from_prometheus import Range, replay
 from tailkeeper_watchdog.replay.own import again, decided_by
-from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplay
+from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError
 from tailkeeper_watchdog.replay.times import parse_time
 from tailkeeper_watchdog.settings import Configuration
 
 if TYPE_CHECKING:
     from tailkeeper.config import Config
 
-__all__ = ["NothingToReplay", "Wanted", "Wrong", "run", "wanted"]
+__all__ = ["NothingToReplayError", "UsageError", "Wanted", "run", "wanted"]
 
 
-class Wrong(ValueError):
+class UsageError(ValueError):
     """The command line asks for nothing that can be done. The message says what is allowed."""
 
 
@@ -42,33 +42,33 @@ class Wanted:
 
 
 def wanted(records: Path | None, url: str | None, start: str | None, end: str | None, now_unix_s: float) -> Wanted:
-    """The options, checked. Raises Wrong."""
+    """The options, checked. Raises UsageError."""
     if (records is None) == (url is None):
-        raise Wrong("give either --records FILE or --prometheus URL, and not both")
+        raise UsageError("give either --records FILE or --prometheus URL, and not both")
     if url is None:
         if start is not None or end is not None:
-            raise Wrong("--start and --end belong to --prometheus; records are replayed as a whole")
+            raise UsageError("--start and --end belong to --prometheus; records are replayed as a whole")
         return Wanted(records, None)
     if start is None or end is None:
-        raise Wrong("--prometheus needs --start T and --end T, for example --start -1d --end now")
+        raise UsageError("--prometheus needs --start T and --end T, for example --start -1d --end now")
     times = {}
     for option, text in (("--start", start), ("--end", end)):
         try:
             times[option] = parse_time(text, now_unix_s)
         except ValueError as error:
-            raise Wrong(f"{option}: {error}") from error
+            raise UsageError(f"{option}: {error}") from error
     if not times["--start"] < times["--end"]:
-        raise Wrong(f"--start must be before --end (given: {start!r} and {end!r})")
+        raise UsageError(f"--start must be before --end (given: {start!r} and {end!r})")
     try:
         return Wanted(None, Range(str(check_url(url)), times["--start"], min(times["--end"], now_unix_s)))
     except ValueError as error:
-        raise Wrong(f"--prometheus: {error} (given: {url!r})") from error
+        raise UsageError(f"--prometheus: {error} (given: {url!r})") from error
 
 
 def run(what: Wanted, config: Config | None, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """The report. ``name`` is the configuration's, ``say`` takes lines about the progress.
 
-    Raises NothingToReplay, OSError, and Wrong where the configuration's gateways cannot be set up.
+    Raises NothingToReplayError, OSError, and UsageError where the configuration's gateways cannot be set up.
     """
     # What the loop would log live is in the report.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -86,7 +86,7 @@ def _decider(config: Config, name: str) -> Decider:
     try:
         able = _abilities(watched)
     except (CallError, ValueError, OSError) as error:
-        raise Wrong(f"{name}: gateways: {error}") from error
+        raise UsageError(f"{name}: gateways: {error}") from error
     fleet = {b.name: backend_of(b, config.gateway_kinds) for b in config.backends}
     return Decider(name, in_force(watched), fleet, able, config.backends)
 

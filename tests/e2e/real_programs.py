@@ -201,16 +201,22 @@ class HttpProgram:
 
 
 @contextmanager
-def prometheus(config: Mapping[str, Any], rules: Mapping[str, str], tmp_path: Path) -> Iterator[HttpProgram]:
+def prometheus(
+    config: Mapping[str, Any], rules: Mapping[str, str], tmp_path: Path, history: str | None = None
+) -> Iterator[HttpProgram]:
     """Prometheus with ``config``; ``rules`` are the texts of rule files by file name, added to its `rule_files`.
 
-    `POST /-/reload` and remote write are on.
+    ``history`` are OpenMetrics samples with times, which it then has from the start. `POST /-/reload` and remote write are on.
     """
     program, folder, port = binary("prometheus"), _folder(tmp_path, "prometheus"), free_port()
     for name, text in rules.items():
         (folder / name).write_text(text)
     whole = {**config, "rule_files": [*config.get("rule_files", ()), *(str(folder / name) for name in rules)]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(whole))
+    if history is not None:
+        (folder / "history").write_text(history)
+        backfill = [binary("promtool"), "tsdb", "create-blocks-from", "openmetrics", "--quiet", f"{folder}/history"]
+        subprocess.run([*backfill, f"{folder}/data"], check=True, capture_output=True, timeout=60)
     url = f"http://127.0.0.1:{port}"
     argv = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     argv += [f"--web.listen-address=127.0.0.1:{port}", "--web.enable-lifecycle", "--web.enable-remote-write-receiver"]
@@ -272,8 +278,10 @@ class RealPrograms:
     ) -> Haproxy:
         return self._stack.enter_context(haproxy(servers, self.tmp_path, backend=backend, balance=balance, more=more))
 
-    def prometheus(self, config: Mapping[str, Any], rules: Mapping[str, str] | None = None) -> HttpProgram:
-        return self._stack.enter_context(prometheus(config, rules or {}, self.tmp_path))
+    def prometheus(
+        self, config: Mapping[str, Any], rules: Mapping[str, str] | None = None, history: str | None = None
+    ) -> HttpProgram:
+        return self._stack.enter_context(prometheus(config, rules or {}, self.tmp_path, history))
 
     def alertmanager(self, config: Mapping[str, Any], templates: Mapping[str, str] | None = None) -> HttpProgram:
         return self._stack.enter_context(alertmanager(config, self.tmp_path, templates))

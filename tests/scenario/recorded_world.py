@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import TickRecord
 from tailkeeper_watchdog.records.file import Recorder, read
 from tailkeeper_watchdog.records.in_force import written_down
-from tailkeeper_watchdog.records.lines import Outcome, outcome_of
+from tailkeeper_watchdog.records.lines import Outcome, RecordedTick, RunStart, outcome_of
 from tailkeeper_watchdog.replay.recorded import Again
 from tests.scenario.world import TICK_S, World
 
@@ -47,7 +48,8 @@ class RecordedWorld(World):
         self.recorder.offer(record, self.loop.inputs)
         self.outcomes.append(outcome_of(record))
 
-    async def replayed(self) -> tuple[Again, list[Outcome]]:
+    async def replayed(self, steps: Iterable[RunStart | RecordedTick] | None = None) -> tuple[Again, list[Outcome]]:
+        """What comes out when the records, or other steps, are computed again."""
         assert self.recorder is not None
         self.recorder.close()
         found: list[Outcome] = []
@@ -56,6 +58,6 @@ class RecordedWorld(World):
             found.append(outcome_of(record))
 
         again = Again(told)
-        for step in read(self.file):
+        for step in read(self.file) if steps is None else steps:
             await again.take(step)
         return again, found

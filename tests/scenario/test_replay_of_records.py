@@ -1,29 +1,38 @@
-"""Recorded ticks, computed again, come out the same bit for bit: whatever happened in the world meanwhile."""
+"""Recorded ticks, computed again, come out the same bit for bit; and another configuration decides over the same evidence."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
-from tailkeeper_watchdog.model import Knob
+from tailkeeper_watchdog.model import DRAIN, Knob, Mode
+from tailkeeper_watchdog.records.file import read
+from tailkeeper_watchdog.records.in_force import InForce, all_enforced, written_down
+from tailkeeper_watchdog.records.lines import RecordedTick
+from tailkeeper_watchdog.replay.own import again, decided_by
+from tailkeeper_watchdog.replay.simulated import Decider
 from tests.scenario.recorded_world import RecordedWorld
 
 
 async def eventful(world: RecordedWorld) -> None:
     """Hangs, errors, slowness, blindness, a failing gateway, a foreign hand, an operator, a clock step, churn, a restart."""
     await world.run(10)
-    world.sick["b"].state = State.HUNG
+    world.sick["b"].state = world.sick["d"].state = State.HUNG
     await world.run(8)
     world.sick["a"].silent = True
     world.gateway.fails = ErrorKind.TIMEOUT
     await world.run(4)
     world.gateway.fails, world.sick["a"].silent = None, False
-    world.sick["b"].state = State.SERVING
+    world.sick["b"].state = world.sick["d"].state = State.SERVING
     await world.run(15)
+    world.gateway.lies = True
     world.sick["c"].errors_per_tick, world.sick["c"].ttft_s = 3.0, 4.0
     world.switches.hold("d", "an upgrade", 20)
     await world.run(15)
+    world.gateway.lies = False
     world.gateway.values["c"][Knob.WEIGHT] = 0.77
     world.clock.step_s = -3_600.0
     await world.run(10)
@@ -40,9 +49,98 @@ async def eventful(world: RecordedWorld) -> None:
 async def test_every_finding_wish_verdict_and_decision_comes_out_the_same(tmp_path: Path) -> None:
     world = RecordedWorld(tmp_path)
     await eventful(world)
-    again, outcomes = await world.replayed()
-    assert again.compared.differences == []
-    assert again.compared.ticks == again.compared.same == len(world.outcomes)
+    run, outcomes = await world.replayed()
+    assert run.compared.differences == []
+    assert run.compared.ticks == run.compared.same == len(world.outcomes)
     assert outcomes == world.outcomes
     verdicts = {d["verdict"] for o in outcomes for d in o.decisions}
     assert {"applied", "failed", "refused", "released"} <= verdicts, "an uneventful world proves nothing"
+
+
+async def test_a_tick_that_failed_is_replayed_as_one(tmp_path: Path) -> None:
+    world = RecordedWorld(tmp_path)
+    await world.run(3)
+    collect = world.collect
+
+    async def broken(now: float, deadline_s: float) -> Any:
+        raise RuntimeError("a mistake")
+
+    world.collect = broken  # type: ignore[method-assign]
+    world.clock.now += 0.5
+    world.keep(await world.loop.tick())
+    world.collect = collect  # type: ignore[method-assign]
+    world.sick["a"].state = State.HUNG
+    await world.run(3)
+    run, outcomes = await world.replayed()
+    assert run.compared.differences == []
+    assert [o.error is None for o in outcomes] == [o.error is None for o in world.outcomes]
+    assert [o.decisions for o in outcomes] == [o.decisions for o in world.outcomes]
+
+
+async def test_a_changed_record_does_not_come_out_the_same(tmp_path: Path) -> None:
+    world = RecordedWorld(tmp_path)
+    await world.run(3)
+    world.sick["b"].state = State.HUNG
+    await world.run(3)
+    world.recorder.close() if world.recorder else None
+    steps = list(read(world.file))
+    for place, step in enumerate(steps):
+        if isinstance(step, RecordedTick) and step.outcome.desired:
+            steps[place] = replace(step, outcome=replace(step.outcome, desired=()))
+    run, _ = await world.replayed(steps)
+    assert run.compared.same < run.compared.ticks
+    assert "desired: []" in run.compared.differences[0]
+
+
+async def test_a_run_whose_begin_is_lost_is_not_said_to_differ(tmp_path: Path) -> None:
+    world = RecordedWorld(tmp_path)
+    await eventful(world)
+    world.recorder.close() if world.recorder else None
+    steps = list(read(world.file))
+    run, _ = await world.replayed([replace(steps[0], continued=True), *steps[60:]])
+    assert run.compared.differences == []
+    assert run.compared.warming_up > 0
+
+
+def decider(world: RecordedWorld, mode: Mode) -> Decider:
+    parts = world.loop.parts
+    rules = all_enforced(parts.rules) if mode is Mode.ENFORCE else parts.rules
+    return Decider("other.yaml", InForce(rules, parts.guards, parts.tick_s), {}, {})
+
+
+async def test_what_was_observed_would_have_been_done_under_enforce(tmp_path: Path) -> None:
+    world = RecordedWorld(tmp_path, mode=Mode.OBSERVE)
+    await world.run(10)
+    world.sick["b"].state = world.sick["c"].state = State.HUNG
+    await world.run(10)
+    world.sick["b"].state = world.sick["c"].state = State.SERVING
+    await world.run(20)
+    world.recorder.close() if world.recorder else None
+    was = await again(world.file)
+    would = await decided_by(world.file, decider(world, Mode.ENFORCE))
+    assert {d["verdict"] for d in was["decisions"]} == {"observed"}
+    assert world.gateway.writes == []
+    drains = [(d["backend"], d["verdict"]) for d in would["decisions"] if d["knob"] == "admission"]
+    # The cap lets one of four out; when it is back, its lease is released.
+    assert ("b", "applied") in drains
+    assert ("c", "refused") in drains
+    assert drains[-1] == ("b", "released")
+    assert would["policies"][0]["refusals"] == {"cap: as many backends of the pool as allowed are acted on already": 1}
+
+
+async def test_our_own_changes_of_then_are_not_in_force_when_somebody_else_decides(tmp_path: Path) -> None:
+    world = RecordedWorld(tmp_path)
+    await world.run(5)
+    world.sick["b"].state = State.HUNG
+    await world.run(5)
+    assert world.admission("b") == DRAIN
+    world.recorder.close() if world.recorder else None
+    would = await decided_by(world.file, decider(world, Mode.ENFORCE))
+    drains = [d["verdict"] for d in would["decisions"] if d["backend"] == "b"]
+    assert drains == ["applied"], "a drain that was taken for somebody else's would be `already`"
+
+
+async def test_the_recorded_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
+    parts = RecordedWorld(tmp_path).loop.parts
+    document = written_down(parts.rules, parts.guards, parts.tick_s)
+    assert InForce.of({**document, "added_later": 1}) == InForce(parts.rules, parts.guards, parts.tick_s)

@@ -96,10 +96,8 @@ class NativeBackend:
         still = self.standstill(at, float("inf"))
         if still is not None:
             seconds = at - still.since_s
-            return (
-                State.UNKNOWN,
-                f"{still.in_flight:.0f} in flight and no progress for {seconds:.0f} s; busy or hung, nobody asked",
-            )
+            why = f"{still.in_flight:.0f} in flight and no progress for {seconds:.0f} s; busy or hung, nobody asked"
+            return State.UNKNOWN, why
         work = self._work
         return (State.BUSY if work is not None and work.waiting else State.SERVING), ""
 

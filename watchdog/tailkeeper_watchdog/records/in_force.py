@@ -13,7 +13,7 @@ from tailkeeper_watchdog.model import Mode, Slo
 from tailkeeper_watchdog.settings import GuardsSettings, PoliciesSettings
 
 
-class WrongConfiguration(ValueError):
+class RecordedConfigurationError(ValueError):
     """The recorded configuration cannot be used: another version wrote it, or a hand changed it."""
 
 
@@ -27,7 +27,7 @@ class InForce:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> InForce:
-        """From a recorded configuration. Keys that this version does not know are passed over. Raises WrongConfiguration."""
+        """From a recorded configuration; keys that are not known are passed over. Raises RecordedConfigurationError."""
         try:
             known = {f.name for f in fields(Slo)}
             rules = Rules(
@@ -39,7 +39,7 @@ class InForce:
             given = {k: v for k, v in document["guards"].items() if k in GuardsSettings.model_fields}
             return cls(rules, GuardsSettings.model_validate(given), float(document["tick_s"]))
         except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
-            raise WrongConfiguration(f"the recorded configuration cannot be used: {error}") from error
+            raise RecordedConfigurationError(f"the recorded configuration cannot be used: {error}") from error
 
 
 def _policies(document: Mapping[str, Any]) -> dict[str, PolicySetting]:

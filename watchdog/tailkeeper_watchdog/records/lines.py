@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """The begin of a run, or of a part of it that can be read by itself. ``configuration`` is what was in force, as plain values."""
+    """The begin of a run, or of a part that can be read by itself. ``configuration`` is what was in force, as plain values."""
 
     run: str
     configuration: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTick:
-    """One tick as it was. ``inputs`` is None where it failed before it had read anything; ``lost`` ticks before it were not kept."""
+    """One tick as it was. ``inputs`` is None where it failed before it had read anything; ``lost`` ticks before it were not."""
 
     tick: int
     time_unix_s: float
@@ -54,7 +54,7 @@ class RecordedTick:
 
 
 def outcome_of(record: TickRecord) -> Outcome:
-    """What is kept of a tick's outcome. A decision's number and time say where and when the line was written, so they stay out."""
+    """What is kept of a tick's outcome. A decision's number and time are those of its line in the log, and stay out."""
     decisions = [{k: v for k, v in to_plain(d).items() if k not in ("id", "time_unix_s")} for d in record.decisions]
     return Outcome(
         {finding.id: to_plain(finding) for finding in record.findings},
@@ -233,7 +233,8 @@ class Decoder:
         executed = _NOTHING if "x" not in line else from_plain(Executed | None, line["x"])
         changed |= {
             "tick": line["t"], "time_unix_s": line["u"], "started": started, "now": now, "acted": acted,
-            "acted_unix_s": acted_unix_s, "collected": self._collected(line), "report": self._gateways(line), "executed": executed,
+            "acted_unix_s": acted_unix_s, "collected": self._collected(line), "report": self._gateways(line),
+            "executed": executed,
         }  # fmt: skip
         self._inputs = TickInputs(**changed) if before is None else replace(before, **changed)
         return self._inputs

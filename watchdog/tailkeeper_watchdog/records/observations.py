@@ -48,7 +48,7 @@ def _readings(seen: Readings, before: Readings) -> dict[str, Any]:
     taken = next((r.taken_s for r in seen.values()), None)
     values: dict[str, Any] = {}
     for name, reading in seen.items():
-        if reading.status is not Status.PRESENT or reading.taken_s != taken:
+        if reading.status is not Status.PRESENT or reading.taken_s != taken or reading.reason is not None:
             values[name] = [reading.status.value, reading.value, reading.taken_s, reading.reason]
             continue
         known = before.get(name)

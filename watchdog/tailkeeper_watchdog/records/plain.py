@@ -13,9 +13,13 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from tailkeeper_exporter.readings import Reading, Status
+
 
 def to_plain(value: Any) -> Any:
-    """``value`` as JSON can hold it. Fields at their default are left out; sets are sorted lists; other keys than texts are pairs."""
+    """``value`` as JSON can hold it: fields at their default left out, sets as sorted lists, other keys than texts as pairs."""
+    if isinstance(value, Reading):
+        return [value.status.value, value.value, value.taken_s, value.reason] if value.reason else _short(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(v) for f in fields(value) if not _is_default(f, v := getattr(value, f.name))}
     if isinstance(value, Enum):
@@ -29,6 +33,18 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_plain(inner) for inner in value]
     return value
+
+
+def _short(reading: Reading[Any]) -> list[Any]:
+    """A reading without its reason, which a present one has none of; there are nine of them for each GPU."""
+    return [reading.value, reading.taken_s] if reading.is_present else [reading.status.value, None, reading.taken_s, None]
+
+
+def _reading(value: Any) -> Reading[Any]:
+    if len(value) == 2:
+        return Reading(Status.PRESENT, *value)
+    status, inner, taken_s, reason = value
+    return Reading(Status(status), inner, taken_s, reason)
 
 
 def _is_default(field: Field[Any], value: Any) -> bool:
@@ -45,14 +61,16 @@ def from_plain(kind: Any, value: Any) -> Any:
     """The value of type ``kind`` that was written as ``value``. Raises ValueError."""
     try:
         return _build(kind, value)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"{value!r:.80} is no {kind}") from error
 
 
 def _build(kind: Any, value: Any) -> Any:
-    if kind is Any or kind is None or kind is type(None):
+    if kind is Any:
         return value
     origin = get_origin(kind)
+    if origin is Reading:
+        return _reading(value)
     if origin in (Union, types.UnionType):
         return _one_of(get_args(kind), value)
     if origin in (tuple, frozenset):
@@ -73,7 +91,7 @@ def _build(kind: Any, value: Any) -> Any:
 def _one_of(options: tuple[Any, ...], value: Any) -> Any:
     if value is None and type(None) in options:
         return None
-    for option in options:
+    for option in (option for option in options if option is not type(None)):
         try:
             return _build(option, value)
         except (ValueError, TypeError):

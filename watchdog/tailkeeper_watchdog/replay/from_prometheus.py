@@ -19,10 +19,10 @@ from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.model import Finding, FindingKind, Severity, Slo
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.records.in_force import InForce, all_enforced
-from tailkeeper_watchdog.replay.history import CHUNK_S, AskingFailed, History, Read
+from tailkeeper_watchdog.replay.history import CHUNK_S, AskError, History, Read
 from tailkeeper_watchdog.replay.own import NOT_SIMULATED
 from tailkeeper_watchdog.replay.report import Asked, document
-from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplay, Simulation, Step
+from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError, Simulation, Step
 from tailkeeper_watchdog.replay.story import Story
 from tailkeeper_watchdog.replay.watched import (
     MAX_BACKENDS,
@@ -63,12 +63,12 @@ class Range:
 
 
 async def replay(asked: Range, decider: Decider | None, say: Say) -> dict[str, Any]:
-    """The report. Raises NothingToReplay."""
+    """The report. Raises NothingToReplayError."""
     try:
         async with Clients().client_for((asked.url,), asked.auth, asked.url) as client:
             return await _Replay(asked, decider, say, History(client, asked.url, auth_headers(asked.auth))).report()
-    except (AskingFailed, CredentialError) as error:
-        raise NothingToReplay(str(error)) from error
+    except (AskError, CredentialError) as error:
+        raise NothingToReplayError(str(error)) from error
 
 
 class _Replay:
@@ -81,7 +81,7 @@ class _Replay:
     async def report(self) -> dict[str, Any]:
         watched = await self._who()
         if not watched:
-            raise NothingToReplay(
+            raise NothingToReplayError(
                 f"{self._asked.url}: no series of an engine or of our exporter between --start and --end; "
                 "is it the server that scrapes the engines, and were they running then?"
             )
@@ -136,7 +136,7 @@ class _Replay:
     async def _play(self, watched: tuple[Watched, ...], tick_s: float, simulation: Simulation, teller: _Teller) -> None:
         backends = tuple(w.backend for w in watched)
         start, end = self._asked.start, self._asked.end
-        at, begun, told = start, start, 0
+        at, begun, told = start, start - tick_s, 0  # what was scraped just before the first tick is what that tick knows
         while begun < end:
             until = min(end, begun + max(CHUNK_S, 4 * tick_s))
             for one, read in zip(watched, await self._read(watched, begun, until), strict=True):
@@ -157,7 +157,7 @@ class _Replay:
         )
         failed = [answer for answer in answers if isinstance(answer, BaseException)]
         for error in failed:
-            if not isinstance(error, AskingFailed):
+            if not isinstance(error, AskError):
                 raise error
         if len(failed) == len(answers):
             raise failed[0]

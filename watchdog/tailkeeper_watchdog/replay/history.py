@@ -37,7 +37,7 @@ _TOO_MUCH = frozenset({400, 413, 422, 503, 504})
 """Statuses by which servers say that a question is too large for them."""
 
 
-class AskingFailed(Exception):
+class AskError(Exception):
     """The server gave no usable answer; the message says which server and why. ``too_large`` says that less may work."""
 
     def __init__(self, message: str, too_large: bool = False) -> None:
@@ -65,7 +65,7 @@ class History:
         self._gate = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def rows(self, promql: str, at: float) -> list[dict[str, Any]]:
-        """The rows of an instant query at epoch second ``at``. Raises AskingFailed."""
+        """The rows of an instant query at epoch second ``at``. Raises AskError."""
         document = await self._get("/api/v1/query?" + urlencode({"query": promql, "time": f"{at:.3f}"}))
         try:
             rows = document["data"]["result"]
@@ -73,7 +73,7 @@ class History:
                 return list(rows)
         except (KeyError, TypeError, AttributeError):
             pass
-        raise AskingFailed(f"{self._url}: the answer is not that of Prometheus's query API")
+        raise AskError(f"{self._url}: the answer is not that of Prometheus's query API")
 
     async def interval_s(self, instances: frozenset[str]) -> float:
         """How often the server scrapes these targets: the longest of them, else its default, else ``DEFAULT_INTERVAL_S``."""
@@ -85,11 +85,11 @@ class History:
             text = str((await self._get("/api/v1/status/config"))["data"]["yaml"])
             stated = re.search(r"^ +scrape_interval: (\S+)$", text, re.M)
             return (_seconds(stated[1]) if stated else None) or DEFAULT_INTERVAL_S
-        except (AskingFailed, KeyError, TypeError, AttributeError):
+        except (AskError, KeyError, TypeError, AttributeError):
             return DEFAULT_INTERVAL_S
 
     async def read(self, selector: str, kinds: Mapping[str, Kind], start: float, end: float) -> Read:
-        """Every sample of ``kinds`` (and ``up``) that ``selector`` matches, after ``start`` and up to ``end``. Raises AskingFailed."""
+        """Every sample of ``kinds``, and ``up``, that ``selector`` matches, after ``start`` up to ``end``. Raises AskError."""
         names = names_matching(kinds)
         found = Read()
         await self._read(f'{{__name__=~"{names}|up",{selector}}}', kinds, start, end, found)
@@ -99,7 +99,7 @@ class History:
         try:
             async with self._gate:
                 rows = await self.rows(f"{matching}[{max(1, round(1_000 * (end - start)))}ms]", end)
-        except AskingFailed as error:
+        except AskError as error:
             if not error.too_large or end - start <= LEAST_CHUNK_S:
                 raise
             middle = (start + end) / 2
@@ -115,9 +115,9 @@ class History:
             return json.loads(fetched.body)
         except FetchError as error:
             large = error.reason in (Reason.TOO_LARGE, Reason.TIMEOUT) or error.status in _TOO_MUCH
-            raise AskingFailed(f"{self._url}: {error.code}{_said(error.body)}", large) from error
+            raise AskError(f"{self._url}: {error.code}{_said(error.body)}", large) from error
         except (ValueError, RecursionError) as error:
-            raise AskingFailed(f"{self._url}: the answer is no JSON; is this the address of a Prometheus server?") from error
+            raise AskError(f"{self._url}: the answer is no JSON; is this the address of a Prometheus server?") from error
 
 
 def _take(row: Mapping[str, Any], kinds: Mapping[str, Kind], start: float, found: Read) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Backend, TickRecord
 from tailkeeper_watchdog.records.file import read
-from tailkeeper_watchdog.records.in_force import InForce, WrongConfiguration
+from tailkeeper_watchdog.records.in_force import InForce, RecordedConfigurationError
 from tailkeeper_watchdog.records.lines import RecordedTick, RunStart
 from tailkeeper_watchdog.replay.recorded import Again
 from tailkeeper_watchdog.replay.report import Asked, document
-from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplay, Simulation, step_of
+from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError, Simulation, step_of
 from tailkeeper_watchdog.replay.story import Story
 
-__all__ = ["NOT_SIMULATED", "NothingToReplay", "again", "decided_by"]
+__all__ = ["NOT_SIMULATED", "NothingToReplayError", "again", "decided_by"]
 
 NOT_SIMULATED = (
     "what these decisions would have changed for users: the history is that of the traffic as it was then, and a backend that "
@@ -26,7 +26,7 @@ NOT_SIMULATED = (
 
 
 async def again(path: Path) -> dict[str, Any]:
-    """The recorded decisions, computed again. Raises NothingToReplay and OSError."""
+    """The recorded decisions, computed again. Raises NothingToReplayError and OSError."""
     story: Story | None = None
     in_force: InForce | None = None
 
@@ -42,10 +42,10 @@ async def again(path: Path) -> dict[str, Any]:
             if isinstance(step, RunStart):
                 in_force = InForce.of(step.configuration)
             await run.take(step)
-    except WrongConfiguration as error:
-        raise NothingToReplay(f"{path}: {error}") from error
+    except RecordedConfigurationError as error:
+        raise NothingToReplayError(f"{path}: {error}") from error
     if story is None or in_force is None:
-        raise NothingToReplay(_nothing(path))
+        raise NothingToReplayError(_nothing(path))
     asked = Asked("records", str(path), "the configuration that was in force then")
     return document(story, asked, in_force.rules.policies) | {"compared": asdict(run.compared)}
 
@@ -55,7 +55,7 @@ def _nothing(path: Path) -> str:
 
 
 async def decided_by(path: Path, decider: Decider) -> dict[str, Any]:
-    """The recorded evidence decided by another configuration. Raises NothingToReplay and OSError.
+    """The recorded evidence decided by another configuration. Raises NothingToReplayError and OSError.
 
     Where it knows a recorded backend, its places at the gateways count.
     """
@@ -72,7 +72,7 @@ async def decided_by(path: Path, decider: Decider) -> dict[str, Any]:
         elif isinstance(step, RecordedTick) and step.inputs is not None:
             await simulation.take(step_of(step.inputs, placed(step.inputs.backends)))
     if not story.ticks:
-        raise NothingToReplay(_nothing(path))
+        raise NothingToReplayError(_nothing(path))
     absent = sorted(set(fleet) - set(story.backends))
     notes = [NOT_SIMULATED]
     if absent:

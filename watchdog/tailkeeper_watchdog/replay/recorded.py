@@ -30,7 +30,7 @@ MAX_DIFFERENCES = 20
 """Told in words; the others are counted."""
 
 
-class Unread(Exception):
+class UnreadTickError(Exception):
     """That tick failed before it had read anything."""
 
 
@@ -44,7 +44,7 @@ class Now:
     @property
     def inputs(self) -> TickInputs:
         if self.step.inputs is None:
-            raise Unread(self.step.outcome.error or "nothing was read")
+            raise UnreadTickError(self.step.outcome.error or "nothing was read")
         return self.step.inputs
 
     def monotonic(self) -> float:

@@ -172,7 +172,7 @@ class Decider:
     backends: tuple[WatchedBackend, ...] = ()
 
 
-class NothingToReplay(Exception):
+class NothingToReplayError(Exception):
     """Nothing could be read. The message says why, and what to do."""
 
 

@@ -56,6 +56,8 @@ class BackendStory:
     """What was observed of the first token over the period, where the buckets stayed the same."""
     breaches: list[Breach] = field(default_factory=list)
     why_unseen: Counter[str] = field(default_factory=Counter)
+    judged: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """At the newest tick, by signal: P99 and limit, in seconds."""
     last_tokens: Histogram | None = None
     last_counts: dict[str, float] = field(default_factory=dict)
 
@@ -134,6 +136,7 @@ class Story:
     def _look(self, name: str, record: TickRecord) -> None:
         story = self.backends.setdefault(name, BackendStory())
         seen = record.situation.fresh(name)
+        story.judged = {} if seen is None else over_limit(record.situation, name)
         if seen is None:
             return
         counts = {o: v for o, slot in OUTCOME_SLOT.items() if (v := seen.value(slot)) is not None}
@@ -142,7 +145,7 @@ class Story:
             story.outcomes[outcome] = story.outcomes.get(outcome, 0.0) + rise
         story.last_counts = counts
         _add_tokens(story, seen.histograms.get(catalog.TTFT.name))
-        for signal, (p99, limit) in over_limit(record.situation, name).items():
+        for signal, (p99, limit) in story.judged.items():
             if signal == "ttft":
                 story.worst_p99_s = max(p99, story.worst_p99_s or 0.0)
             if p99 > limit:
@@ -179,10 +182,9 @@ def _account(story: BackendStory, name: str, situation: Situation, seconds: floa
         return
     story.seen_s += seconds
     story.states[seen.state.value] = story.states.get(seen.state.value, 0.0) + seconds
-    judged = over_limit(situation, name)
-    if judged:
+    if story.judged:
         story.judged_s += seconds
-        story.over_s += seconds * any(p99 > limit for p99, limit in judged.values())
+        story.over_s += seconds * any(p99 > limit for p99, limit in story.judged.values())
 
 
 def _add_tokens(story: BackendStory, now: Histogram | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_LINES = 40
 """Of findings and of decisions each: a page that a person reads. ``--json`` has all of them."""
+SIGNALS = {"ttft": "the first token", "itl": "each token", "e2e": "the whole answer"}
 _DONE = {
     "applied": "would have done",
     "already": "was so already",
@@ -89,6 +90,28 @@ def _backends(report: dict[str, Any]) -> Iterator[str]:
     if not report["backends"]:
         yield "  no backend"
     yield ""
+    yield from _waits(report)
+
+
+def _waits(report: dict[str, Any]) -> Iterator[str]:
+    """Each time that users waited longer than promised, and whether anything about that backend was found then."""
+    waits = [(b["backend"], w) for b in report["backends"] for w in b["breaches"]]
+    yield f"When users waited longer than promised ({len(waits)})"
+    for backend, wait in sorted(waits, key=lambda one: float(one[1]["since"]))[:MAX_LINES]:
+        kinds = sorted({f["kind"] for f in report["findings"] if f["backend"] == backend and _belongs(f, wait)})
+        found = f"found: {', '.join(kinds)}" if kinds else "nothing found it"
+        lasted = long(wait["until"] - wait["since"])
+        named = SIGNALS[wait["signal"]]
+        yield f"  {when(wait['since'])}  {backend}: P99 of {named} up to {short_s(wait['worst_s'])}, for {lasted}; {found}"
+    yield from _more(waits)
+    if not waits:
+        yield "  never, as far as that is known"
+    yield ""
+
+
+def _belongs(finding: dict[str, Any], wait: dict[str, Any]) -> bool:
+    felt = finding["users_felt"]
+    return felt is not None and bool(felt["since"] <= wait["until"] and wait["since"] <= (finding["until"] or wait["since"]))
 
 
 def _found(report: dict[str, Any]) -> Iterator[str]:
@@ -107,7 +130,7 @@ def _found(report: dict[str, Any]) -> Iterator[str]:
 
 def _felt(finding: dict[str, Any]) -> str:
     felt, lead_s = finding["users_felt"], finding["found_before_users_s"]
-    named = {"ttft": "the first token", "itl": "each token", "e2e": "the whole answer"}[felt["signal"]]
+    named = SIGNALS[felt["signal"]]
     order = f"found {long(lead_s)} before" if lead_s >= 0 else f"found {long(-lead_s)} after"
     return f"users felt it at {when(felt['since'])} (P99 of {named} up to {short_s(felt['worst_s'])}): {order}"
 

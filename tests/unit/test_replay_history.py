@@ -1,0 +1,202 @@
+"""The history of a Prometheus as it is told by a transport in memory: gaps, large answers, nonsense, our own series."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from tailkeeper_exporter import catalog
+from tailkeeper_watchdog.core import PolicySetting
+from tailkeeper_watchdog.model import Backend, Mode, Target
+from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.records.in_force import InForce
+from tailkeeper_watchdog.replay import from_prometheus
+from tailkeeper_watchdog.replay.from_prometheus import Range
+from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError
+from tailkeeper_watchdog.settings import GuardsSettings, WatchedBackend
+from tests.vllm_history import Vllm, samples
+
+START = 1_780_000_000.0
+Answer = tuple[int, str]
+"""Status and body."""
+Series = dict[str, tuple[dict[str, str], list[tuple[float, float]]]]
+
+
+class MemoryPrometheus:
+    """A fake of the query API (labelled so): range selectors over samples in memory. It knows matchers, and no functions."""
+
+    def __init__(self) -> None:
+        self.series: Series = {}
+        self.largest = 10**9
+        self.queries: list[str] = []
+        self.broken: Callable[[str], Answer | None] = lambda query: None
+
+    def add(self, name: str, labels: dict[str, str], at: float, value: float) -> None:
+        key = name + json.dumps(labels, sort_keys=True)
+        self.series.setdefault(key, ({"__name__": name, **labels}, []))[1].append((at, value))
+
+    def engines(self, *engines: Vllm, seconds: float) -> None:
+        for (name, labels, value), at in samples(engines, START, seconds, 15.0):
+            self.add(name, labels, at, value)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        parts = urlsplit(str(request.url))
+        if parts.path != "/api/v1/query":
+            return httpx.Response(404, stream=httpx.ByteStream(b""))
+        asked = {k: v[0] for k, v in parse_qs(parts.query).items()}
+        self.queries.append(asked["query"])
+        broken = self.broken(asked["query"])
+        status, body = broken if broken is not None else self._answer(asked["query"], float(asked["time"]))
+        return httpx.Response(status, stream=httpx.ByteStream(body.encode()))
+
+    def _answer(self, query: str, end: float) -> Answer:
+        selector, length = re.findall(r"([a-z_]*\{[^}]*\}|llm_[a-z_]+)\[(\d+)m?s\]", query)[0]
+        seconds = float(length) / (1_000 if f"{length}ms" in query else 1)
+        rows = []
+        for labels, points in self.series.values():
+            inside = [(at, str(value)) for at, value in points if end - seconds <= at <= end]
+            if inside and matches(selector, labels):
+                rows.append({"metric": labels, "values": inside})
+        if sum(len(row["values"]) for row in rows) > self.largest:
+            return 422, json.dumps({"status": "error", "error": "query processing would load too many samples"})
+        return 200, json.dumps({"status": "success", "data": {"result": rows}})
+
+
+def matches(selector: str, labels: dict[str, str]) -> bool:
+    name, _, inside = selector.rstrip("}").partition("{")
+    wanted = re.findall(r'(\w+)(=~|=)"((?:[^"\\]|\\.)*)"', inside) + ([("__name__", "=", name)] if name else [])
+    return all(
+        re.fullmatch(text, labels.get(label, "")) if kind == "=~" else labels.get(label, "") == text
+        for label, kind, text in wanted
+    )
+
+
+@pytest.fixture
+def prometheus(monkeypatch: pytest.MonkeyPatch) -> MemoryPrometheus:
+    server = MemoryPrometheus()
+    clients = from_prometheus.Clients
+    monkeypatch.setattr(from_prometheus, "Clients", lambda: clients(httpx.MockTransport(server)))
+    return server
+
+
+async def replay(seconds: float, decider: Decider | None = None) -> dict[str, Any]:
+    return await from_prometheus.replay(Range("http://prometheus", START, START + seconds), decider, lambda line: None)
+
+
+def decided(*backends: WatchedBackend) -> Decider:
+    fleet = {b.name: Backend(b.name, "m", (Target("edge", b.name, "llm"),)) for b in backends}
+    rules = from_prometheus.Rules(
+        from_prometheus.Slo(),
+        from_prometheus.Weights().model_dump(),
+        {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())},
+        3.0,
+    )
+    return Decider("mine.yaml", InForce(rules, GuardsSettings(), 5.0), fleet, {}, backends)
+
+
+async def test_engines_are_found_by_their_names_and_a_gap_stays_a_gap(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000"), Vllm("b:8000", silent=(300, 500)), seconds=900)
+    report = await replay(900)
+    seen = {b["backend"]: (b["seen_s"], b["unseen_s"]) for b in report["backends"]}
+    assert seen["a:8000"] == (900, 0)
+    # Three scrapes may be missed before what is known is too old: the gap of 200 s less those 45 s.
+    assert seen["b:8000"][1] == pytest.approx(165, abs=15)
+    assert {f["kind"] for f in report["findings"] if f["backend"] == "b:8000"} == {"telemetry_lost", "advice"}
+
+
+async def test_a_standstill_is_advice_and_never_a_hang(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000"), Vllm("b:8000", frozen=(300, 420)), seconds=900)
+    report = await replay(900)
+    (advice,) = [f for f in report["findings"] if f["kind"] == "advice"]
+    assert advice["backend"] == "b:8000"
+    assert "would have been probed: 9 in flight and no progress" in advice["summary"]
+    assert 300 < advice["since"] - START <= 345
+    assert 420 <= advice["until"] - START <= 450
+    assert not {"hung", "down"} & {f["kind"] for f in report["findings"]}
+    assert report["decisions"] == []
+
+
+async def test_an_idle_engine_stands_still_and_nobody_minds(prometheus: MemoryPrometheus) -> None:
+    for number in range(61):
+        for name in ("running", "waiting"):
+            prometheus.add(f"vllm:num_requests_{name}", {"instance": "a:8000", "job": "j"}, START + 15 * number, 0.0)
+    report = await replay(900)
+    assert report["findings"] == []
+    (only,) = report["backends"]
+    assert only["states_s"] == {"serving": 900}
+    assert only["sla_kept"] is None, "without a request nothing was kept and nothing broken"
+
+
+async def test_an_answer_that_is_too_large_is_asked_for_in_halves(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000"), seconds=900)
+    whole = await replay(900)
+    prometheus.largest = 700
+    again = await replay(900)
+    assert again["backends"] == whole["backends"]
+    assert again["backends"][0]["requests"] == 60 * 30
+
+
+async def test_one_backend_that_the_server_does_not_answer_for_does_not_cost_the_others(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000"), Vllm("b:8000"), seconds=300)
+    prometheus.broken = lambda query: (500, "") if 'instance="b:8000"' in query else None
+    report = await replay(300)
+    assert {b["backend"]: b["requests"] for b in report["backends"]} == {"a:8000": 600, "b:8000": None}
+    assert any("1 of 2 backends" in line for line in report["unknown"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((500, ""), "http_500"),
+        ((401, ""), "http_401"),
+        ((400, '{"error": "a wrong query"}'), "http_400: a wrong query"),
+        ((200, "<html>"), "no JSON"),
+        ((200, '{"status": "success"}'), "not that of Prometheus"),
+        ((200, '{"status": "success", "data": {"result": []}}'), "no series of an engine"),
+    ],
+)
+async def test_a_server_that_tells_nothing_is_said_with_its_reason(
+    prometheus: MemoryPrometheus, answer: Answer, said: str
+) -> None:
+    prometheus.broken = lambda query: answer
+    with pytest.raises(NothingToReplayError, match=said):
+        await replay(300)
+
+
+def exporter_page(prometheus: MemoryPrometheus, backend: str, at: float, state: str) -> None:
+    labels = {"backend": backend, "instance": "exporter:9400", "job": "tailkeeper"}
+    for one in ("serving", "hung"):
+        prometheus.add(catalog.BACKEND_STATE.name, labels | {"state": one}, at, float(one == state))
+    prometheus.add(catalog.RUNNING.name, labels | {"model": "m"}, at, 4.0)
+    prometheus.add(catalog.REQUESTS.name, labels | {"model": "m", "outcome": "ok"}, at, (at - START) * 2)
+
+
+async def test_where_our_exporter_was_its_word_is_taken_and_the_configuration_decides(prometheus: MemoryPrometheus) -> None:
+    for number in range(61):
+        at = START + 15 * number
+        for name in "abcd":
+            exporter_page(prometheus, name, at, "hung" if name == "b" and 300 <= at - START < 480 else "serving")
+    backends = [WatchedBackend(name=name, engine="vllm", url=f"http://{name}:8000") for name in "abcde"]
+    prometheus.engines(Vllm("e:8000"), seconds=900)
+    report = await replay(900, decided(*backends, WatchedBackend(name="f", engine="vllm", url="http://f:8000")))
+    assert report["source"]["engines"] == {**dict.fromkeys("abcd", "our exporter"), "e": "vllm"}
+    (hung,) = [f for f in report["findings"] if f["kind"] == "hung"]
+    assert (hung["backend"], hung["since"] - START) == ("b", 300)
+    verdicts = [(d["backend"], d["knob"], d["verdict"], d["to"]) for d in report["decisions"]]
+    assert verdicts[0] == ("b", "admission", "applied", "drain")
+    assert verdicts[-1][2] == "released"
+    assert "f: neither our exporter's series nor its engine's own are there" in report["unknown"]
+
+
+async def test_a_router_that_passes_on_its_workers_series_is_no_engine(prometheus: MemoryPrometheus) -> None:
+    for number in range(21):
+        labels = {"instance": "router:80", "job": "j", "server": "http://a:8000"}
+        prometheus.add("vllm:num_requests_running", labels, START + 15 * number, 1.0)
+    with pytest.raises(NothingToReplayError):
+        await replay(300)
