@@ -181,6 +181,9 @@ def load(path: Path) -> Config:
     folder = config.watchdog.state.resolve().parent
     if not folder.is_dir():
         problems.append(f"watchdog.state: the folder {folder} does not exist; create it, or name another state file")
+    records = config.watchdog.records
+    if records.enabled and records.path is not None and not records.path.resolve().parent.is_dir():
+        problems.append(f"watchdog.records.path: the folder {records.path.resolve().parent} does not exist; create it")
     if problems:
         raise ConfigError(problems)
     return config

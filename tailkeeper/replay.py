@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailkeeper_exporter.settings import check_url
+from tailkeeper_exporter.settings import Auth, check_url
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.contract import Support
@@ -74,11 +74,20 @@ def run(what: Wanted, config: Config | None, name: str, say: Callable[[str], Non
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     decider = None if config is None else _decider(config, name)
     if what.range is not None:
-        return asyncio.run(replay(what.range, decider, say))
+        auth = Auth() if config is None else _auth(config, what.range.url)
+        return asyncio.run(replay(replace(what.range, auth=auth), decider, say))
     assert what.records is not None
     if decider is None:
         return asyncio.run(again(what.records))
     return asyncio.run(decided_by(what.records, decider))
+
+
+def _auth(config: Config, url: str) -> Auth:
+    """The credentials that the file has for this server, whatever it reads there otherwise."""
+    for entry in (config.watchdog.source, *config.discovery):
+        if entry.kind == "prometheus" and entry.url.rstrip("/") == url.rstrip("/"):
+            return entry.auth
+    return Auth()
 
 
 def _decider(config: Config, name: str) -> Decider:

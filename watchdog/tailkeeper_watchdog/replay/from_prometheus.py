@@ -40,6 +40,8 @@ from tailkeeper_watchdog.replay.watched import (
 from tailkeeper_watchdog.settings import STALE_INTERVALS, GuardsSettings, PoliciesSettings, Weights
 
 LEAST_TICK_S = 1.0
+CHUNK_BACKENDS = 20
+"""So many are held in memory for a whole chunk of time, about half a million samples; of more a shorter one."""
 MAX_ADVICE = 1_000
 DECIDED_BY_DEFAULT = "the defaults, with every policy allowed to act at a gateway that is taken to be there"
 NO_PROBE = (
@@ -136,14 +138,16 @@ class _Replay:
     async def _play(self, watched: tuple[Watched, ...], tick_s: float, simulation: Simulation, teller: _Teller) -> None:
         backends = tuple(w.backend for w in watched)
         start, end = self._asked.start, self._asked.end
-        at, begun, told = start, start - tick_s, 0  # what was scraped just before the first tick is what that tick knows
+        chunk_s = max(4 * tick_s, CHUNK_S * min(1.0, CHUNK_BACKENDS / len(watched)))
+        number, told = 0, 0
+        begun = start - tick_s  # what was scraped just before the first tick is what that tick knows
         while begun < end:
-            until = min(end, begun + max(CHUNK_S, 4 * tick_s))
+            until = min(end, begun + chunk_s)
             for one, read in zip(watched, await self._read(watched, begun, until), strict=True):
                 teller.has(one.name, read)
-            while at <= until:
+            while (at := start + number * tick_s) <= until:
                 await simulation.take(Step(at, at, backends, teller.collected(at)))
-                at += tick_s
+                number += 1
             begun = until
             tenth = int(10 * (until - start) / (end - start))
             if tenth > told:

@@ -12,6 +12,7 @@ from typing import Any
 MAX_LINES = 40
 """Of findings and of decisions each: a page that a person reads. ``--json`` has all of them."""
 SIGNALS = {"ttft": "the first token", "itl": "each token", "e2e": "the whole answer"}
+_GRAVITY = ("page", "ticket", "info")
 _DONE = {
     "applied": "would have done",
     "already": "was so already",
@@ -116,8 +117,8 @@ def _belongs(finding: dict[str, Any], wait: dict[str, Any]) -> bool:
 
 def _found(report: dict[str, Any]) -> Iterator[str]:
     findings = report["findings"]
-    yield f"What would have been found ({len(findings)})"
-    for f in findings[:MAX_LINES]:
+    yield f"What {'was' if _is_past(report) else 'would have been'} found ({len(findings)})"
+    for f in _gravest(findings):
         until = "still open" if f["until"] is None else f"for {long(f['until'] - f['since'])}"
         yield f"  {when(f['since'])}  {f['severity']:<6}  {f['kind']:<16}  {f['summary'][:200]}; {until}"
         if f["users_felt"] is not None:
@@ -126,6 +127,17 @@ def _found(report: dict[str, Any]) -> Iterator[str]:
     if not findings:
         yield "  nothing"
     yield ""
+
+
+def _is_past(report: dict[str, Any]) -> bool:
+    """Whether the report tells what was done then, and not what would have been."""
+    return report.get("compared") is not None
+
+
+def _gravest(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many as there is room for, the grave ones rather than the others, in the order of time."""
+    places = sorted(range(len(findings)), key=lambda place: _GRAVITY.index(findings[place]["severity"]))
+    return [findings[place] for place in sorted(places[:MAX_LINES])]
 
 
 def _felt(finding: dict[str, Any]) -> str:
@@ -137,10 +149,11 @@ def _felt(finding: dict[str, Any]) -> str:
 
 def _done(report: dict[str, Any]) -> Iterator[str]:
     decisions = report["decisions"]
-    yield f"What would have been done ({len(decisions) + report['decisions_left_out']})"
+    past = _is_past(report)
+    yield f"What {'was' if past else 'would have been'} done ({len(decisions) + report['decisions_left_out']})"
     for d in decisions[:MAX_LINES]:
         to = f"{d['to']:.3g}" if isinstance(d["to"], float) else d["to"]
-        verdict = _DONE.get(d["verdict"], d["verdict"])
+        verdict = d["verdict"] if past else _DONE[d["verdict"]]
         yield f"  {when(d['time'])}  {verdict:<21}  {d['backend']} {d['knob']} {to} ({d['policy']}): {d['reason'][:200]}"
     yield from _more(decisions)
     if not decisions:
