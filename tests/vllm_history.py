@@ -26,6 +26,7 @@ class Vllm:
     silent: tuple[float, float] | None = None
     restarts_at: float | None = None
     nonsense: bool = False
+    idle: bool = False
     model: str = "llama"
     done: float = 0.0
     counts: list[float] = field(default_factory=lambda: [0.0] * (len(BOUNDS) + 1))
@@ -36,9 +37,9 @@ class Vllm:
         if self.restarts_at is not None and after_s - interval_s < self.restarts_at <= after_s:
             self.done, self.total_s, self.counts = 0.0, 0.0, [0.0] * (len(BOUNDS) + 1)
         frozen = _within(self.frozen, after_s)
-        if not frozen:
+        if not frozen and not self.idle:
             self._serve(4.0 if _within(self.slow, after_s) else 0.2)
-        return [] if _within(self.silent, after_s) else list(self._samples(9.0 if frozen else 3.0))
+        return [] if _within(self.silent, after_s) else list(self._samples(0.0 if self.idle else 9.0 if frozen else 3.0))
 
     def _serve(self, first_token_s: float) -> None:
         self.done += PER_PAGE

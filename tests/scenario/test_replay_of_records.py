@@ -59,6 +59,7 @@ async def test_every_finding_wish_verdict_and_decision_comes_out_the_same(tmp_pa
 
 async def test_a_tick_that_failed_is_replayed_as_one(tmp_path: Path) -> None:
     world = RecordedWorld(tmp_path)
+    world.sick["a"].errors_per_tick = 3.0
     await world.run(3)
     collect = world.collect
 
@@ -74,7 +75,8 @@ async def test_a_tick_that_failed_is_replayed_as_one(tmp_path: Path) -> None:
     run, outcomes = await world.replayed()
     assert run.compared.differences == []
     assert [o.error is None for o in outcomes] == [o.error is None for o in world.outcomes]
-    assert [o.decisions for o in outcomes] == [o.decisions for o in world.outcomes]
+    assert [replace(o, error=None) for o in outcomes] == [replace(o, error=None) for o in world.outcomes]
+    assert run.compared.same == run.compared.ticks
 
 
 async def test_a_changed_record_does_not_come_out_the_same(tmp_path: Path) -> None:
@@ -117,7 +119,8 @@ async def test_what_was_observed_would_have_been_done_under_enforce(tmp_path: Pa
     await world.run(20)
     world.recorder.close() if world.recorder else None
     was = await again(world.file)
-    would = await decided_by(world.file, decider(world, Mode.ENFORCE))
+    other = decider(world, Mode.ENFORCE)
+    would = await decided_by(world.file, replace(other, in_force=replace(other.in_force, tick_s=0.1)))
     assert {d["verdict"] for d in was["decisions"]} == {"observed"}
     assert world.gateway.writes == []
     drains = [(d["backend"], d["verdict"]) for d in would["decisions"] if d["knob"] == "admission"]
@@ -125,6 +128,9 @@ async def test_what_was_observed_would_have_been_done_under_enforce(tmp_path: Pa
     assert ("b", "applied") in drains
     assert ("c", "refused") in drains
     assert drains[-1] == ("b", "released")
+    seconds = {b["backend"]: b["seen_s"] for b in would["backends"]}
+    assert seconds == {b["backend"]: b["seen_s"] for b in was["backends"]}
+    assert seconds["a"] == 39.5
     assert would["policies"][0]["refusals"] == {"cap: as many backends of the pool as allowed are acted on already": 1}
 
 

@@ -10,7 +10,10 @@ import pytest
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.collect.native_pages import NativePages
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
+from tailkeeper_watchdog.settings import WatchedBackend
+from tests.vllm_history import Vllm
 
 
 def row(name: str, value: object, **labels: str) -> dict[str, Any]:
@@ -45,3 +48,90 @@ async def test_a_series_that_cannot_be_read_costs_only_itself(bad: dict[str, Any
     assert collected.error is None
     assert collected.observations["a"].state is State.SERVING
     assert collected.observations["a"].histograms == {}
+
+
+class EnginesOnly:
+    """A fake of the client's one method: no series of ours, and engines' own raw samples to the third question."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.questions: list[str] = []
+
+    def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        if "vllm" not in query:
+            return []
+        self.questions.append(query)
+        return self.rows
+
+    def scrape(self, engine: Vllm, at: float, **labels: str) -> None:
+        for name, own, value in engine.page(at, 1.0):
+            metric = {"__name__": name, "instance": engine.instance, "job": "llm", **own, **labels}
+            self.rows.append({"metric": metric, "values": [[at, str(value)]]})
+
+
+def watched(*names: str) -> tuple[WatchedBackend, ...]:
+    return tuple(WatchedBackend(name=n, engine="vllm", url=f"http://{n}:8000") for n in names)
+
+
+async def test_a_backend_without_our_exporter_is_read_from_its_engines_own_series() -> None:
+    client, fleet = EnginesOnly(), watched("a", "b")
+    source = PrometheusSource(client, "http://prometheus", ("a", "b"), 45.0, NativePages(lambda: fleet, 15.0))
+    engine = Vllm("a:8000")
+    now = time.time()
+    client.scrape(engine, now - 20)
+    first = (await source.collect(0.0, 2.0)).observations
+    assert first["a"].state is State.UNKNOWN, "nobody asked it, and it has not been seen at work"
+    assert first["b"].state is State.UNKNOWN
+    client.scrape(engine, now - 5)
+    seen = (await source.collect(0.0, 2.0)).observations["a"]
+    assert seen.state is State.SERVING
+    assert seen.age_s == pytest.approx(5, abs=1)
+    assert seen.value(catalog.RUNNING.name) == 3
+    assert seen.histograms[catalog.TTFT.name].count == 60
+    assert "a:8000|b:8000" in client.questions[0]
+
+
+async def test_an_engine_that_stands_still_is_unknown_without_a_probe_and_stays_so_when_its_clients_give_up() -> None:
+    client, fleet = EnginesOnly(), watched("a")
+    source = PrometheusSource(client, "http://prometheus", ("a",), 45.0, NativePages(lambda: fleet, 1.0))
+    engine, now = Vllm("a:8000"), time.time()
+    states = []
+    for number in range(8):
+        engine.frozen = (0.0, 1e12) if number in (2, 3, 4) else None
+        engine.idle = number >= 5
+        client.scrape(engine, now - 200 + 20 * number)
+    for number in range(8):
+        last = now - 200 + 20 * number
+        rows, client.rows = client.rows, [r for r in client.rows if r["values"][0][0] <= last]
+        source._last = type(source._last)(("a",), 1e6)
+        states.append((await source.collect(0.0, 2.0)).observations["a"].state)
+        client.rows = rows
+    assert states[1] is State.SERVING
+    assert states[4:] == [State.UNKNOWN] * 4
+
+
+async def test_where_our_exporter_tells_the_engines_own_series_are_not_asked_for() -> None:
+    client = FakePrometheus(row(catalog.RUNNING.name, "3", backend="a"))
+    pages = NativePages(lambda: watched("a"), 15.0)
+    source = PrometheusSource(client, "http://prometheus", ("a",), 45.0, pages)
+    assert (await source.collect(0.0, 2.0)).observations["a"].state is State.SERVING
+    assert list(pages.questions(frozenset({"a"}))) == []
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"metric": 3}, {"metric": {"instance": "a:8000"}}, {"metric": {"instance": "a:8000"}, "values": 3}]
+)
+async def test_a_row_that_is_none_costs_only_itself(row: dict[str, Any]) -> None:
+    client, fleet = EnginesOnly(), watched("a")
+    source = PrometheusSource(client, "http://prometheus", ("a",), 45.0, NativePages(lambda: fleet, 15.0))
+    client.rows = [row]
+    client.scrape(Vllm("a:8000"), time.time() - 20)
+    assert (await source.collect(0.0, 2.0)).error is None
+
+
+def test_another_backend_under_a_known_name_begins_anew() -> None:
+    fleets = iter([watched("a"), (watched("b")[0].model_copy(update={"name": "a"}),)])
+    pages = NativePages(lambda: next(fleets), 15.0)
+    assert "a:8000" in next(pages.questions(frozenset()))
+    question = next(pages.questions(frozenset()))
+    assert '"b:8000"' in question

@@ -21,6 +21,7 @@ from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.collect.exporter import ExporterSource
+from tailkeeper_watchdog.collect.native_pages import NativePages
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -35,8 +36,6 @@ from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
 from tailkeeper_watchdog.switches import Switches
-from tailkeeper_watchdog.weighing import Weighing
-from tailkeeper_watchdog.weights_file import WeightsFile
 
 ALL_SERVERS = "all"
 """Pool of a gateway whose servers are not grouped."""
@@ -80,7 +79,23 @@ def policy_modes(policies: PoliciesSettings) -> dict[str, Mode]:
     return {policy.name: getattr(policies, policy.name).mode for policy in POLICIES}
 
 
-def build_source(config: Configuration, names: tuple[str, ...]) -> Source:
+class _Listed:
+    """The settings of the whole fleet; the same tuple while nothing changes."""
+
+    def __init__(self, configured: tuple[WatchedBackend, ...], found: Found | None) -> None:
+        self._configured, self._found = configured, found
+        self._given: tuple[WatchedBackend, ...] = ()
+        self._all = configured
+
+    def __call__(self) -> tuple[WatchedBackend, ...]:
+        given = self._given if self._found is None else self._found()
+        if given is not self._given:
+            self._given, self._all = given, (*self._configured, *given)
+        return self._all
+
+
+def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[[], tuple[WatchedBackend, ...]]) -> Source:
+    """What is read; ``fleet`` gives the backends' settings, by which their engines' own series are known."""
     source = config.watchdog.source
     if isinstance(source, PrometheusSourceSettings):
         session = requests.Session()
@@ -89,7 +104,7 @@ def build_source(config: Configuration, names: tuple[str, ...]) -> Source:
         if source.auth.cert_file is not None:
             session.cert = (str(source.auth.cert_file), str(source.auth.key_file or source.auth.cert_file))
         client = PrometheusConnect(url=source.url, headers=dict(http_auth.headers(source.auth)), session=session)
-        return PrometheusSource(client, source.url, names, config.stale_after_s)
+        return PrometheusSource(client, source.url, names, config.stale_after_s, NativePages(fleet, source.interval_s))
     return ExporterSource(source.urls, names, config.stale_after_s)
 
 
@@ -106,29 +121,27 @@ def few_collections() -> None:
 
 class Watchdog:
     """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly. ``found`` is asked once a tick for the backends
-    that are watched beside the configured ones; whatever finds them runs elsewhere. ``weights_file`` is followed meanwhile."""
+    that are watched beside the configured ones; whatever finds them runs elsewhere."""
 
-    def __init__(self, config: Configuration, found: Found | None = None, weights_file: WeightsFile | None = None) -> None:
+    def __init__(self, config: Configuration, found: Found | None = None) -> None:
+        provider = _Listed(config.backends, found)
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
         self.ledger = Ledger(config.watchdog.state)
         decisions = DecisionLog(self.ledger, time.time)
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
-        self.weighing = Weighing(self.ledger, config.hscore.weights.model_dump(), time.time)
-        self._weights_file, self._named = weights_file, "weights" in config.hscore.model_fields_set
         self._durations = TickDurations()
         modes = policy_modes(config.policies)
         self.loop = Loop(
             Parts(
                 fleet=fleet,
-                source=build_source(config, tuple(b.name for b in fleet())),
+                source=build_source(config, tuple(b.name for b in fleet()), provider),
                 reconciler=Reconciler(actuators, self.ledger, decisions, config.guards.lease_s, time.time),
                 ledger=self.ledger,
                 decisions=decisions,
                 switches=self.switches,
                 rules=rules_of(config),
-                weighing=self.weighing,
                 guards=config.guards,
                 tick_s=config.watchdog.tick_s,
             ),
@@ -178,18 +191,16 @@ class Watchdog:
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
-        beside = [self._notifier.run()] if self._notifier else []
-        if self._weights_file is not None:
-            beside.append(self._weights_file.follow(self.weighing.take_file, named=self._named))
-        tasks = [asyncio.create_task(work) for work in beside]
+        sending = asyncio.create_task(self._notifier.run()) if self._notifier else None
         try:
             yield
         finally:
             stop.set()
             await ticking
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if sending is not None:
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sending
             await self.close()
 
     async def close(self) -> None:

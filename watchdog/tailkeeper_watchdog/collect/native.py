@@ -39,10 +39,16 @@ class Standstill:
 
 
 class NativeBackend:
-    """What must be remembered of one backend from one page to the next. ``no_progress_s`` as in `hang` of the configuration."""
+    """What must be remembered of one backend from one page to the next. ``no_progress_s`` as in `hang` of the configuration.
 
-    def __init__(self, name: str, engine: Engine, no_progress_s: float) -> None:
+    ``trusted`` says that an idle engine counts as serving before it was ever seen at work. Where its state may bring traffic
+    back to it, that would be rash: a frozen engine whose clients have given up looks idle. After a standstill only progress
+    makes it serve again, trusted or not.
+    """
+
+    def __init__(self, name: str, engine: Engine, no_progress_s: float, trusted: bool) -> None:
         self._name, self._engine, self._no_progress_s = name, engine, no_progress_s
+        self._alive = trusted
         self._memory = CounterMemory()
         self._derived = Derived(engine.preallocates)
         self._work: Work | None = None
@@ -83,7 +89,9 @@ class NativeBackend:
         """Whether something moved since the page before."""
         before, since = self._work, self._taken_s
         self._work, self._taken_s = work, at
-        if before is None or not work.in_flight or work.restarted or _moved(before, work):
+        moved = before is not None and not work.restarted and _moved(before, work)
+        self._alive = self._alive or moved
+        if before is None or not work.in_flight or work.restarted or moved:
             self._still_since_s, self._still_pages = None, 0
             return
         self._still_pages += 1
@@ -95,9 +103,12 @@ class NativeBackend:
             return State.UNKNOWN, f"the page has none of the series of {self._engine.name} that could be used"
         still = self.standstill(at, float("inf"))
         if still is not None:
+            self._alive = False
             seconds = at - still.since_s
             why = f"{still.in_flight:.0f} in flight and no progress for {seconds:.0f} s; busy or hung, nobody asked"
             return State.UNKNOWN, why
+        if not self._alive:
+            return State.UNKNOWN, "no progress has been seen yet, and nobody asked"
         work = self._work
         return (State.BUSY if work is not None and work.waiting else State.SERVING), ""
 

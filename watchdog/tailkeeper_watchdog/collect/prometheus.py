@@ -1,7 +1,9 @@
 """Prometheus mode: two instant queries whatever the size of the fleet, through ``prometheus-api-client``.
 
 One query returns every series of ours, the other when each backend was last scraped, because the value of an instant
-query carries the time of the query and not of the sample. Works with any server that speaks the Prometheus HTTP API.
+query carries the time of the query and not of the sample. Backends that our exporter does not tell of are read from their
+engines' own series, where the server has those: a third query, for a hundred of them at a time, and without a probe's word.
+Works with any server that speaks the Prometheus HTTP API.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Kind
 from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_watchdog.collect.base import Collected, LastWord
+from tailkeeper_watchdog.collect.native_pages import NativePages, Rows
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 from tailkeeper_watchdog.collect.series import OURS, key_of
 
@@ -41,11 +44,14 @@ def freshness_query() -> str:
 class PrometheusSource:
     """Reads one server. ``wall`` epoch seconds are compared with its sample times: clocks should agree to a second."""
 
-    def __init__(self, client: Client, url: str, backends: tuple[str, ...], stale_after_s: float) -> None:
+    def __init__(
+        self, client: Client, url: str, backends: tuple[str, ...], stale_after_s: float, native: NativePages | None = None
+    ) -> None:
         self._client = client
+        self._native = native
         self._url = url
         self._last = LastWord(backends, stale_after_s)
-        self._busy: asyncio.Future[tuple[list[dict[str, Any]], list[dict[str, Any]]]] | None = None
+        self._busy: asyncio.Future[tuple[Rows, Rows, Rows]] | None = None
 
     def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
         self._last.follow(backends, new, now)
@@ -60,7 +66,7 @@ class PrometheusSource:
             self._busy = asyncio.ensure_future(asyncio.to_thread(self._query))
         try:
             async with asyncio.timeout(deadline_s):
-                series, times = await asyncio.shield(self._busy)
+                series, times, native = await asyncio.shield(self._busy)
         except TimeoutError:
             return f"{self._url} did not answer within {deadline_s:g} s"
         except Exception as error:  # whatever the client library raises is one fact: nothing could be read
@@ -71,17 +77,26 @@ class PrometheusSource:
         }
         observations = observe(_samples(series), monotonic, {})
         self._last.hear({name: seen for name, seen in observations.items() if name in taken_at}, taken_at)
+        if self._native is not None:
+            found, scraped = self._native.observe(native)
+            self._last.hear(found, {name: monotonic - max(0.0, wall - at) for name, at in scraped.items()})
         return None
 
-    def _query(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        return self._client.custom_query(series_query()), self._client.custom_query(freshness_query())
+    def _query(self) -> tuple[Rows, Rows, Rows]:
+        series, times = self._client.custom_query(series_query()), self._client.custom_query(freshness_query())
+        native: Rows = []
+        if self._native is not None:
+            told_of = frozenset(_labels(row).get("backend", "") for row in times)
+            for question in self._native.questions(told_of):
+                native += self._client.custom_query(question)
+        return series, times, native
 
     async def close(self) -> None:
         if self._busy is not None:
             self._busy.cancel()
 
 
-def _samples(rows: list[dict[str, Any]]) -> Iterator[tuple[SeriesKey, float]]:
+def _samples(rows: Rows) -> Iterator[tuple[SeriesKey, float]]:
     for row in rows:
         value = _value(row)
         key = key_of(_labels(row), OURS)

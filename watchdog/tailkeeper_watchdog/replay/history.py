@@ -12,16 +12,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 
 from tailkeeper_exporter.catalog import Kind
-from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_exporter.fetch import FetchError, fetch
 from tailkeeper_exporter.page import Reason
+from tailkeeper_watchdog.collect.native_pages import Pages, points_of
 from tailkeeper_watchdog.collect.series import key_of, names_matching
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -43,10 +42,6 @@ class AskError(Exception):
     def __init__(self, message: str, too_large: bool = False) -> None:
         super().__init__(message)
         self.too_large = too_large
-
-
-Pages = dict[float, list[tuple[SeriesKey, float]]]
-"""Samples by the time of their scrape, epoch seconds."""
 
 
 @dataclass(slots=True)
@@ -126,26 +121,13 @@ def _take(row: Mapping[str, Any], kinds: Mapping[str, Kind], start: float, found
     key = None if is_up else key_of(labels, kinds)
     if key is None and not is_up:
         return
-    for at, value in _values(row):
+    for at, value in points_of(row):
         if at <= start:
             continue  # of the chunk before: whether the left end belongs to a range differs between versions
         if key is None:
             found.up[at] = value
         else:
             found.pages.setdefault(at, []).append((key, value))
-
-
-def _values(row: Mapping[str, Any]) -> list[tuple[float, float]]:
-    values = row.get("values")
-    found: list[tuple[float, float]] = []
-    for pair in values if isinstance(values, list) else ():
-        try:
-            at, value = float(pair[0]), float(pair[1])
-        except (TypeError, ValueError, IndexError, KeyError):
-            continue
-        if isfinite(at):
-            found.append((at, value))
-    return found
 
 
 def _seconds(text: object) -> float | None:

@@ -69,6 +69,7 @@ async def decided_by(path: Path, decider: Decider) -> dict[str, Any]:
             if step.run != run or not step.continued:
                 simulation.restart()
             run = step.run
+            story.pace(_tick_s(step, rules.tick_s))
         elif isinstance(step, RecordedTick) and step.inputs is not None:
             await simulation.take(step_of(step.inputs, placed(step.inputs.backends)))
     if not story.ticks:
@@ -79,6 +80,12 @@ async def decided_by(path: Path, decider: Decider) -> dict[str, Any]:
         notes.append(f"{', '.join(absent[:10])}: not in the records")
     asked = Asked("records", str(path), decider.name, tuple(notes))
     return document(story, asked, rules.rules.policies)
+
+
+def _tick_s(start: RunStart, otherwise: float) -> float:
+    """How fast the recorded ticks follow each other, whatever the pace of the configuration that decides now."""
+    given = start.configuration.get("tick_s")
+    return float(given) if isinstance(given, (int, float)) and given > 0 else otherwise
 
 
 class _Placed:

@@ -103,6 +103,10 @@ class Story:
         self._before: TickRecord | None = None
         self._open: set[str] = set()
 
+    def pace(self, tick_s: float) -> None:
+        """From now on ticks follow each other so fast."""
+        self._tick_s = tick_s
+
     def take(self, record: TickRecord, loop: Loop) -> None:
         self.ticks += 1
         self.first_unix_s = record.time_unix_s if self.first_unix_s is None else self.first_unix_s

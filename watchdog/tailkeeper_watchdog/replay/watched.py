@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Kind
@@ -20,6 +19,7 @@ from tailkeeper_exporter.engines import ENGINES, Engine, engine_named
 from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_exporter.normalise import wanted_by
 from tailkeeper_watchdog.collect.native import NativeBackend, Standstill
+from tailkeeper_watchdog.collect.native_pages import places_of
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 from tailkeeper_watchdog.model import Backend, BackendObservation, Target
 from tailkeeper_watchdog.replay.simulated import ASSUMED
@@ -106,7 +106,9 @@ def native(name: str, seen: Seen, backend: Backend, no_progress_s: float) -> Wat
     """A backend read from its engine's own series."""
     foreign = "".join(f',{label}=""' for label in FOREIGN_LABELS)
     selector = f"instance={_quoted(seen.instance)},job={_quoted(seen.job)}{foreign}"
-    return Watched(backend, selector, wanted_by(seen.engine), NativeBackend(name, seen.engine, no_progress_s), seen.instance)
+    return Watched(
+        backend, selector, wanted_by(seen.engine), NativeBackend(name, seen.engine, no_progress_s, trusted=True), seen.instance
+    )
 
 
 def ours(name: str, backend: Backend) -> Watched:
@@ -136,7 +138,7 @@ def configured(
     absent: list[str] = []
     for settings in backends:
         name = settings.name
-        seen = next((by_place[place] for place in _places(settings) if place in by_place), None)
+        seen = next((by_place[place] for place in places_of(settings) if place in by_place), None)
         if name in told_of:
             found.append(ours(name, fleet[name]))
         elif seen is not None:
@@ -144,14 +146,6 @@ def configured(
         else:
             absent.append(name)
     return tuple(found), tuple(absent)
-
-
-def _places(settings: WatchedBackend) -> Iterator[str]:
-    """What the server may call the target: host and port of its page, or of its address."""
-    for url in (settings.metrics_url, settings.url):
-        if url is not None:
-            parts = urlsplit(url)
-            yield parts.netloc.rpartition("@")[2] if parts.port else f"{parts.hostname}:{443 if parts.scheme == 'https' else 80}"
 
 
 def _quoted(value: str) -> str:

@@ -80,7 +80,9 @@ def _compared(compared: dict[str, Any] | None) -> Iterator[str]:
 def _backends(report: dict[str, Any]) -> Iterator[str]:
     yield "Did users get what was promised?"
     width = max([len(b["backend"]) for b in report["backends"]], default=8)
-    for b in report["backends"]:
+    # Where there is no room for all of them, those are shown for which something was broken, or at least unknown.
+    shown = sorted(report["backends"], key=lambda b: (b["sla_kept"] is True, b["sla_kept"] is None))[:MAX_LINES]
+    for b in sorted(shown, key=lambda b: str(b["backend"])):
         kept = {True: "kept", False: "BROKEN", None: "unknown"}[b["sla_kept"]]
         requests = "requests unknown" if b["requests"] is None else f"{b['requests']:.0f} requests, {b['failed']:.0f} failed"
         late = f"{share(b['late_first_tokens_share'])} late"
@@ -88,6 +90,7 @@ def _backends(report: dict[str, Any]) -> Iterator[str]:
         yield f"  {b['backend']:<{width}}  {kept:<7}  {requests}, {late}, {time}, worst P99 {short_s(b['worst_p99_s'])}"
         states = ", ".join(f"{state} {long(s)}" for state, s in b["states_s"].items())
         yield f"  {'':<{width}}  {'':<7}  seen {long(b['seen_s'])} ({states or 'never'}), not seen {long(b['unseen_s'])}"
+    yield from _more(report["backends"])
     if not report["backends"]:
         yield "  no backend"
     yield ""
@@ -153,7 +156,7 @@ def _done(report: dict[str, Any]) -> Iterator[str]:
     yield f"What {'was' if past else 'would have been'} done ({len(decisions) + report['decisions_left_out']})"
     for d in decisions[:MAX_LINES]:
         to = f"{d['to']:.3g}" if isinstance(d["to"], float) else d["to"]
-        verdict = d["verdict"] if past else _DONE[d["verdict"]]
+        verdict = d["verdict"] if past else _DONE.get(d["verdict"], d["verdict"])
         yield f"  {when(d['time'])}  {verdict:<21}  {d['backend']} {d['knob']} {to} ({d['policy']}): {d['reason'][:200]}"
     yield from _more(decisions)
     if not decisions:
