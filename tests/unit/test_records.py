@@ -117,9 +117,9 @@ def test_the_files_stay_within_their_bound_and_the_newest_ticks_are_kept(tmp_pat
     assert first.continued
 
 
-def test_a_disk_that_cannot_be_written_costs_ticks_and_raises_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "gone"
-    writing = recorder(folder / "r", waiting=100, clock=iter(float(n) for n in range(0, 10**6, 20)).__next__)
+@pytest.mark.parametrize("path", ["/nowhere/at/all/r", "/dev/full"])
+def test_a_disk_that_cannot_be_written_costs_ticks_and_raises_nothing(path: str) -> None:
+    writing = recorder(Path(path), waiting=100, clock=iter(float(n) for n in range(0, 10**6, 20)).__next__)
     for number in range(5):
         writing.offer(*tick(number))
     writing.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -108,6 +109,15 @@ async def test_engines_are_found_by_their_names_and_a_gap_stays_a_gap(prometheus
     # Three scrapes may be missed before what is known is too old: the gap of 200 s less those 45 s.
     assert seen["b:8000"][1] == pytest.approx(165, abs=15)
     assert {f["kind"] for f in report["findings"] if f["backend"] == "b:8000"} == {"telemetry_lost", "advice"}
+
+
+async def test_every_key_of_the_report_is_in_its_documentation(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000", slow=(60, 300)), seconds=300)
+    report = await replay(300)
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+    assert [key for key in report if f"`{key}`" not in page] == []
+    assert set(report["source"]) == {"kind", "where", "decides", "interval_s", "engines"}
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
 async def test_a_standstill_is_advice_and_never_a_hang(prometheus: MemoryPrometheus) -> None:

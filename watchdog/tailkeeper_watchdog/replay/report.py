@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any
 
 from tailkeeper_watchdog.core import PolicySetting
@@ -95,10 +96,19 @@ def _finding(finding: Finding, backends: Mapping[str, BackendStory]) -> dict[str
         "since": finding.since_unix_s,
         "until": finding.until_unix_s,
         "summary": finding.summary,
-        "evidence": to_plain(finding.evidence),
+        "evidence": _finite(to_plain(finding.evidence)),
         "users_felt": None if felt is None else {"since": felt.since, "signal": felt.signal, "worst_s": felt.worst_s},
         "found_before_users_s": None if felt is None else felt.since - finding.since_unix_s,
     }
+
+
+def _finite(value: Any) -> Any:
+    """``value`` as strict JSON has it: what is not a finite number is not known."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _felt(finding: Finding, one: BackendStory | None) -> Breach | None:
