@@ -35,6 +35,7 @@ class MemoryPrometheus:
     def __init__(self) -> None:
         self.series: Series = {}
         self.largest = 10**9
+        self.told: dict[str, Any] = {}
         self.queries: list[str] = []
         self.broken: Callable[[str], Answer | None] = lambda query: None
 
@@ -49,7 +50,8 @@ class MemoryPrometheus:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         parts = urlsplit(str(request.url))
         if parts.path != "/api/v1/query":
-            return httpx.Response(404, stream=httpx.ByteStream(b""))
+            told = self.told.get(parts.path)
+            return httpx.Response(404 if told is None else 200, stream=httpx.ByteStream(json.dumps(told).encode()))
         asked = {k: v[0] for k, v in parse_qs(parts.query).items()}
         self.queries.append(asked["query"])
         broken = self.broken(asked["query"])
@@ -109,6 +111,28 @@ async def test_engines_are_found_by_their_names_and_a_gap_stays_a_gap(prometheus
     # Three scrapes may be missed before what is known is too old: the gap of 200 s less those 45 s.
     assert seen["b:8000"][1] == pytest.approx(165, abs=15)
     assert {f["kind"] for f in report["findings"] if f["backend"] == "b:8000"} == {"telemetry_lost", "advice"}
+
+
+TARGETS = {"activeTargets": [{"labels": {"instance": i}, "scrapeInterval": s} for i, s in (("a:8000", "1m30s"), ("x", "1h"))]}
+CONFIG = {"yaml": "global:\n  scrape_interval: 30s\n  scrape_timeout: 10s\n"}
+
+
+@pytest.mark.parametrize(
+    ("told", "interval_s"),
+    [
+        ({"/api/v1/targets": {"data": TARGETS}, "/api/v1/status/config": {"data": CONFIG}}, 90),
+        ({"/api/v1/targets": {"data": {"activeTargets": []}}, "/api/v1/status/config": {"data": CONFIG}}, 30),
+        ({"/api/v1/targets": {"data": {"activeTargets": []}}, "/api/v1/status/config": {"data": {"yaml": "global: {}"}}}, 15),
+        ({"/api/v1/targets": 3}, 15),
+        ({}, 15),
+    ],
+)
+async def test_a_tick_is_the_servers_scrape_interval(
+    prometheus: MemoryPrometheus, told: dict[str, Any], interval_s: float
+) -> None:
+    prometheus.engines(Vllm("a:8000"), seconds=300)
+    prometheus.told = told
+    assert (await replay(300))["source"]["interval_s"] == interval_s
 
 
 async def test_every_key_of_the_report_is_in_its_documentation(prometheus: MemoryPrometheus) -> None:
