@@ -389,7 +389,9 @@ async def test_gpus_that_cannot_be_told_are_logged_once_and_impossible_values_ar
     def impossible(exporter: Exporter, name: str) -> float:
         series = series_of(exporter.views[name], exporter.gpu_snapshot(), exporter.now())
         labels = (("backend", name), ("reason", "out_of_range"))
-        return next(s.value for s in series if s.metric is catalog.INVALID_SAMPLES and s.labels == labels)  # type: ignore[misc]
+        value = next(s.value for s in series if s.metric is catalog.INVALID_SAMPLES and s.labels == labels)
+        assert isinstance(value, float)
+        return value
 
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[keep])
     async with engine() as fake:

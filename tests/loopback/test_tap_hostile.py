@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -162,7 +163,7 @@ async def test_a_head_that_comes_byte_by_byte_is_not_waited_for_longer_than_any_
         writer.close()
 
 
-@pytest.mark.skipif(not hasattr(proxy.socket, "TCP_USER_TIMEOUT"), reason="only Linux ends such a connection")
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux ends such a connection")
 async def test_a_client_that_never_reads_gives_its_place_at_the_backend_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "UNREAD_S", 0.5)
 

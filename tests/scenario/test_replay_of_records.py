@@ -11,7 +11,7 @@ from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.model import DRAIN, Knob, Mode
 from tailkeeper_watchdog.records.file import read
 from tailkeeper_watchdog.records.in_force import InForce, all_enforced, written_down
-from tailkeeper_watchdog.records.lines import RecordedTick
+from tailkeeper_watchdog.records.lines import RecordedTick, RunStart
 from tailkeeper_watchdog.replay.own import again, decided_by
 from tailkeeper_watchdog.replay.simulated import Decider
 from tests.scenario.recorded_world import RecordedWorld
@@ -99,6 +99,7 @@ async def test_a_run_whose_begin_is_lost_is_not_said_to_differ(tmp_path: Path) -
     await eventful(world)
     world.recorder.close() if world.recorder else None
     steps = list(read(world.file))
+    assert isinstance(steps[0], RunStart)
     run, _ = await world.replayed([replace(steps[0], continued=True), *steps[60:]])
     assert run.compared.differences == []
     assert run.compared.warming_up > 0

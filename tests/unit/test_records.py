@@ -130,7 +130,7 @@ def test_a_disk_that_does_not_keep_up_never_delays_the_loop(tmp_path: Path) -> N
     path = tmp_path / "r"
     writing = recorder(path, waiting=2)
     disk = threading.Event()
-    writing._take = lambda *_: disk.wait(5)  # type: ignore[method-assign,assignment,func-returns-value]
+    writing._take = lambda *_: disk.wait(5)  # type: ignore[method-assign,assignment]
     for number in range(20):
         writing.offer(*tick(number))
     assert writing.lost >= 17

@@ -13,14 +13,15 @@ import httpx
 import pytest
 
 from tailkeeper_exporter import catalog
-from tailkeeper_watchdog.core import PolicySetting
-from tailkeeper_watchdog.model import Backend, Mode, Target
+from tailkeeper_exporter.clients import Clients
+from tailkeeper_watchdog.core import PolicySetting, Rules
+from tailkeeper_watchdog.model import Backend, Mode, Slo, Target
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.records.in_force import InForce
 from tailkeeper_watchdog.replay import from_prometheus
 from tailkeeper_watchdog.replay.from_prometheus import Range
 from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError
-from tailkeeper_watchdog.settings import GuardsSettings, WatchedBackend
+from tailkeeper_watchdog.settings import GuardsSettings, WatchedBackend, Weights
 from tests.vllm_history import Vllm, samples
 
 START = 1_780_000_000.0
@@ -83,8 +84,7 @@ def matches(selector: str, labels: dict[str, str]) -> bool:
 @pytest.fixture
 def prometheus(monkeypatch: pytest.MonkeyPatch) -> MemoryPrometheus:
     server = MemoryPrometheus()
-    clients = from_prometheus.Clients
-    monkeypatch.setattr(from_prometheus, "Clients", lambda: clients(httpx.MockTransport(server)))
+    monkeypatch.setattr(from_prometheus, "Clients", lambda: Clients(httpx.MockTransport(server)))
     return server
 
 
@@ -94,9 +94,9 @@ async def replay(seconds: float, decider: Decider | None = None) -> dict[str, An
 
 def decided(*backends: WatchedBackend) -> Decider:
     fleet = {b.name: Backend(b.name, "m", (Target("edge", b.name, "llm"),)) for b in backends}
-    rules = from_prometheus.Rules(
-        from_prometheus.Slo(),
-        from_prometheus.Weights().model_dump(),
+    rules = Rules(
+        Slo(),
+        Weights().model_dump(),
         {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())},
         3.0,
     )

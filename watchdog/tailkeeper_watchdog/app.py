@@ -36,6 +36,8 @@ from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.weighing import Weighing
+from tailkeeper_watchdog.weights_file import WeightsFile
 
 ALL_SERVERS = "all"
 """Pool of a gateway whose servers are not grouped."""
@@ -121,9 +123,9 @@ def few_collections() -> None:
 
 class Watchdog:
     """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly. ``found`` is asked once a tick for the backends
-    that are watched beside the configured ones; whatever finds them runs elsewhere."""
+    that are watched beside the configured ones; whatever finds them runs elsewhere. ``weights_file`` is followed meanwhile."""
 
-    def __init__(self, config: Configuration, found: Found | None = None) -> None:
+    def __init__(self, config: Configuration, found: Found | None = None, weights_file: WeightsFile | None = None) -> None:
         provider = _Listed(config.backends, found)
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
@@ -131,6 +133,8 @@ class Watchdog:
         decisions = DecisionLog(self.ledger, time.time)
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
+        self.weighing = Weighing(self.ledger, config.hscore.weights.model_dump(), time.time)
+        self._weights_file, self._named = weights_file, "weights" in config.hscore.model_fields_set
         self._durations = TickDurations()
         modes = policy_modes(config.policies)
         self.loop = Loop(
@@ -142,6 +146,7 @@ class Watchdog:
                 decisions=decisions,
                 switches=self.switches,
                 rules=rules_of(config),
+                weighing=self.weighing,
                 guards=config.guards,
                 tick_s=config.watchdog.tick_s,
             ),
@@ -191,16 +196,18 @@ class Watchdog:
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
-        sending = asyncio.create_task(self._notifier.run()) if self._notifier else None
+        beside = [self._notifier.run()] if self._notifier else []
+        if self._weights_file is not None:
+            beside.append(self._weights_file.follow(self.weighing.take_file, named=self._named))
+        tasks = [asyncio.create_task(work) for work in beside]
         try:
             yield
         finally:
             stop.set()
             await ticking
-            if sending is not None:
-                sending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await sending
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
 
     async def close(self) -> None:

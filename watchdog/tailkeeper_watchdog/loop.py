@@ -45,6 +45,7 @@ from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reco
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.tick import TickInputs
+from tailkeeper_watchdog.weighing import Weighing
 
 log = structlog.get_logger("tailkeeper.watchdog")
 
@@ -65,6 +66,8 @@ class Parts:
     decisions: DecisionLog
     switches: Switches
     rules: Rules
+    """The weights in it are not looked at: those of ``weighing`` are."""
+    weighing: Weighing
     guards: GuardsSettings
     tick_s: float
     monotonic: Callable[[], float] = time.monotonic
@@ -142,15 +145,16 @@ class Loop:
 
     async def _steps(self, started: float) -> TickRecord:
         parts = self.parts
+        rules = replace(parts.rules, weights=parts.weighing.in_force)
         self._follow(started)
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
         snapshot = self._snapshot(collected)
-        given = self.inputs = self._given(started, snapshot, collected, noted)
-        memory, situation = core.score_fleet(snapshot, collected.records, self.memory, parts.rules)
+        given = self.inputs = self._given(started, snapshot, collected, noted, rules)
+        memory, situation = core.score_fleet(snapshot, collected.records, self.memory, rules)
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms(snapshot.time_unix_s))
-        memory, desired = core.decide_all(situation, memory, parts.rules)
+        memory, desired = core.decide_all(situation, memory, rules)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
         memory = core.keep_book(memory, (*symptoms, *core.common_cause(verdicts, snapshot)), situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, given)
@@ -160,7 +164,9 @@ class Loop:
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
         return self._record(started, situation, desired, verdicts, decisions)
 
-    def _given(self, started: float, snapshot: FleetSnapshot, collected: Collected, leases: tuple[Lease, ...]) -> TickInputs:
+    def _given(
+        self, started: float, snapshot: FleetSnapshot, collected: Collected, leases: tuple[Lease, ...], rules: Rules
+    ) -> TickInputs:
         """Everything else that this tick looks at, read once, so that it can be computed again from it."""
         parts = self.parts
         return TickInputs(
@@ -173,7 +179,7 @@ class Loop:
             report=self.report,
             leases=leases,
             support=self.support,
-            weights=parts.rules.weights,
+            weights=rules.weights,
             paused=parts.switches.paused(),
             holds={name: hold.reason for name, hold in parts.switches.holds().items()},
             attempts=parts.ledger.attempts(snapshot.time_unix_s),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -24,6 +24,7 @@ from tailkeeper_watchdog.records.in_force import InForce
 from tailkeeper_watchdog.records.lines import Outcome, RecordedTick, RunStart, outcome_of
 from tailkeeper_watchdog.switches import Hold, Switches
 from tailkeeper_watchdog.tick import TickInputs
+from tailkeeper_watchdog.weighing import Weighing
 
 MAX_DIFFERENCES = 20
 """Told in words; the others are counted."""
@@ -135,6 +136,20 @@ class _Switches(Switches):
         return None
 
 
+class _Weights(Weighing):
+    """Says which weights held; those of the start where the record does not say."""
+
+    def __init__(self, now: Now, ledger: Ledger, at_start: Mapping[str, float]) -> None:
+        super().__init__(ledger, at_start, now.wall)
+        self._now = now
+        self._at_start = at_start
+
+    @property
+    def in_force(self) -> Mapping[str, float]:
+        given = self._now.step.inputs
+        return given.weights if given is not None and given.weights else self._at_start
+
+
 class _Again(Loop):
     """The loop, with the numbers of its ticks and the releases by hand taken from the record."""
 
@@ -206,8 +221,6 @@ class Again:
             self._now.turn_to(step)
             self._loop = self._build(self._rules, self._now)
         self._now.turn_to(step)
-        if step.inputs is not None and dict(step.inputs.weights) != dict(self._loop.parts.rules.weights):
-            self._loop.parts = _with_weights(self._loop.parts, step.inputs.weights)
         record = await self._loop.again(step)
         self._compare(step, record)
         self._told(record, self._loop)
@@ -234,13 +247,10 @@ class Again:
                 decisions=log,
                 switches=_Switches(now, ledger),
                 rules=rules.rules,
+                weighing=_Weights(now, ledger, rules.rules.weights),
                 guards=rules.guards,
                 tick_s=rules.tick_s,
                 monotonic=now.monotonic,
                 wall=now.wall,
             )
         )
-
-
-def _with_weights(parts: Parts, weights: Mapping[str, float]) -> Parts:
-    return replace(parts, rules=replace(parts.rules, weights=weights))
