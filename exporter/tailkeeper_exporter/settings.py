@@ -163,6 +163,13 @@ class BackendSettings(Settings):
     def _known_engine(cls, value: str) -> str:
         return check_engine(value)
 
+    @field_validator("url")
+    @classmethod
+    def _without_api_path(cls, value: str) -> str:
+        if urlsplit(value).path.endswith("/v1"):
+            raise ValueError(f"must be the engine's address, without the path of its API: {value.removesuffix('/v1')}")
+        return value
+
     @field_validator("kv_service")
     @classmethod
     def _redis_url(cls, value: str | None) -> str | None:

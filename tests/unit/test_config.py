@@ -46,6 +46,10 @@ def with_tap(**changes: Any) -> dict[str, Any]:
         (with_backend(url="http://127.0.0.1:99999"), ["backends.0.url", "http://", "99999"]),
         (with_backend(url="http://127.0.0.1:port"), ["backends.0.url", "http://", "port"]),
         (with_backend(url="http://[::1"), ["backends.0.url", "http://"]),
+        (
+            with_backend(url="http://127.0.0.1:8000/v1/"),
+            ["backends.0.url", "without the path of its API: http://127.0.0.1:8000 "],
+        ),
         (with_backend(name=123), ["backends.0.name", "quoted string"]),
         (with_backend(probe={"interval_s": -1}), ["backends.0.probe.interval_s", "greater than 0", "-1"]),
         (with_backend(probe={"interval": 1}), ["backends.0.probe.interval: unknown key", "interval_s"]),
@@ -314,7 +318,7 @@ def test_the_effective_configuration_shows_no_secret_of_a_query(query: str, show
     ("url", "listen", "refused"),
     [
         ("http://127.0.0.1:9500", "127.0.0.1:9500", True),
-        ("http://localhost:9500/v1", "0.0.0.0:9500", True),
+        ("http://localhost:9500/llm", "0.0.0.0:9500", True),
         ("http://127.0.0.1:8000", "127.0.0.1:9500", False),
         ("http://10.0.0.1:9500", "127.0.0.1:9500", False),
     ],
