@@ -24,7 +24,8 @@ def set_up(log_format: LogFormat | None = None) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        # The default one prints every local variable of every frame where rich is installed: secrets, and seconds of a tick.
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
         if chosen is LogFormat.TEXT
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )

@@ -19,5 +19,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "people")
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
     """A test that runs a command sets up logging for its process; the next test must not inherit that."""
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.processors.add_log_level, plain])
     yield
     structlog.reset_defaults()
