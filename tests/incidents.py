@@ -7,6 +7,7 @@ follows. Labelled a simulation: it knows nothing of batching, memory or preempti
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from math import nan
 
@@ -144,41 +145,49 @@ def _requests(physics: Physics, count: int, at: float, view: str, rng: np.random
     generated = np.maximum(2, rng.lognormal(np.log(120), 0.6, count))
     itl = physics.itl_s * slow * rng.lognormal(0.0, 0.1, count)
     ttft = prepare + network + queue + prefill
-    records = []
-    for i in range(count):
-        engine = view == "engine"
-        records.append(
-            RequestRecord(
-                backend="a",
-                outcome="ok" if rng.random() > 0.003 else "error",
-                ttft_s=float(ttft[i]),
-                itl_s=float(itl[i]),
-                e2e_s=float(ttft[i] + generated[i] * itl[i]),
-                start=float(starts[i]),
-                queue_s=None if view == "blind" else float(queue[i]) if engine else 0.0005,
-                prefill_s=None if view == "blind" else float(prefill[i] if engine else ttft[i] - 0.0005),
-                prompt_tokens=None if view == "blind" else float(round(tokens[i])),
-                backlog_tokens=float(ahead[i]) if view == "tap" else None,
-                model="m",
-                tenant=None if view == "blind" else TENANTS[tenants[i]],
-                modality="image" if image[i] else "text",
-                canary_revision="v2" if canary[i] else "v1",
-            )
-        )
-    return records
+    told = _as_told(view, ttft, queue, prefill, tokens, ahead)
+    columns = {
+        "ttft_s": ttft,
+        "itl_s": itl,
+        "e2e_s": ttft + generated * itl,
+        "start": starts,
+        "outcome": np.where(rng.random(count) > 0.003, "ok", "error"),
+        "modality": np.where(image, "image", "text"),
+        "canary_revision": np.where(canary, "v2", "v1"),
+        **told,
+        **({} if view == "blind" else {"tenant": np.array(TENANTS)[tenants]}),
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [RequestRecord(backend="a", model="m", **dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _as_told(
+    view: str, ttft: np.ndarray, queue: np.ndarray, prefill: np.ndarray, tokens: np.ndarray, ahead: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What an engine's spans say, or a tap that sees the engine from outside, or one that only measures the whole."""
+    if view == "blind":
+        return {}
+    if view == "engine":
+        return {"queue_s": queue, "prefill_s": prefill, "prompt_tokens": np.round(tokens)}
+    waited = np.full(ttft.size, 0.0005)
+    return {"queue_s": waited, "prefill_s": ttft - waited, "prompt_tokens": np.round(tokens), "backlog_tokens": ahead}
 
 
 def _queue(arrivals: np.ndarray, service: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Waits in order of arrival, and the prompt tokens that each found before it: those waiting or in prefill."""
     waits, ahead = np.zeros(arrivals.size), np.zeros(arrivals.size)
-    ends: list[tuple[float, float]] = []
-    free = 0.0
-    for i in np.argsort(arrivals, kind="stable"):
-        ends = [(end, size) for end, size in ends if end > arrivals[i]]
-        ahead[i] = sum(size for _, size in ends)
-        begin = max(arrivals[i], free)
-        waits[i], free = begin - arrivals[i], begin + service[i]
-        ends.append((free, tokens[i]))
+    order = np.argsort(arrivals, kind="stable")
+    inside: deque[tuple[float, float]] = deque()
+    free = held = 0.0
+    for i, at, takes, size in zip(
+        order.tolist(), arrivals[order].tolist(), service[order].tolist(), tokens[order].tolist(), strict=True
+    ):
+        while inside and inside[0][0] <= at:
+            held -= inside.popleft()[1]
+        begin = max(at, free)
+        waits[i], ahead[i], free = begin - at, max(0.0, held), begin + takes
+        inside.append((free, size))
+        held += size
     return waits, ahead
 
 

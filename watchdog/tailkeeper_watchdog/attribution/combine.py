@@ -132,7 +132,9 @@ def attribute(given: Given, seed: int) -> Attribution:
 def _pair(given: Given, rng: np.random.Generator) -> _Pair | None:
     if given.baseline is None or given.current is None or not len(given.baseline) or not len(given.current):
         return None
-    known = known_stages(given.baseline.rows, given.signal) & known_stages(given.current.rows, given.signal)
+    known: frozenset[str] = frozenset()
+    if given.signal != ERRORS:
+        known = known_stages(given.baseline.rows, given.signal) & known_stages(given.current.rows, given.signal)
     baseline, current = thinned(given.baseline, MOST, rng), thinned(given.current, MOST, rng)
     before, now = (_taken_apart(sample.rows, given.signal, known) for sample in (baseline, current))
     if before.total_s.size < MIN_BASELINE or now.total_s.size < MIN_CURRENT:
@@ -261,7 +263,7 @@ def _to_gauges(found: dict[Key, float], given: Given, stage: str, amount: float,
         _add(found, ("resource", name), amount * part)
     amount *= 1.0 - sum(unusual.values())
     named = {f"{dimension} {value}" for dimension, value in found if dimension in DIMENSIONS}
-    open_changes = [c for c in given.changes if c.text not in named]
+    open_changes = [c for c in given.changes if c.claim > 0 and c.text not in named]
     strongest = max((c.claim for c in open_changes), default=0.0)
     whole = sum(c.claim for c in open_changes)
     for change in open_changes:
@@ -373,7 +375,7 @@ def _listed(found: Mapping[Key, float], confidence: _Of2) -> tuple[Share, ...]:
     missing = max(0.0, 1.0 - fsum(kept.values()))
     listed = {**kept, NOTHING: missing} if missing > 1e-12 else kept
     ranked = sorted(listed.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Share(*key, share=share, confidence=min(1.0, max(0.0, confidence(key, share)))) for key, share in ranked)
+    return tuple(Share(*key, share=float(share), confidence=min(1.0, max(0.0, confidence(key, share)))) for key, share in ranked)
 
 
 def _told(pair: _Pair, given: Given, shift: StageShift, blamed: Mapping[str, tuple[Suspect, ...]]) -> Shift:

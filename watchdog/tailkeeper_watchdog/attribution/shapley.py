@@ -33,6 +33,6 @@ def shapley(worth: Floats) -> Floats:
     The values add up to ``worth[-1] - worth[0]``. Raises ValueError for a table that is none, or of too many players.
     """
     players = int(worth.size).bit_length() - 1
-    if worth.size != 1 << players or not 1 <= players <= MAX_PLAYERS:
+    if not 1 <= players <= MAX_PLAYERS or worth.size != 1 << players:
         raise ValueError(f"worth: {worth.size} values are refused; 2 to {1 << MAX_PLAYERS}, a power of two, are allowed")
     return _weights(players) @ worth
