@@ -14,7 +14,7 @@ from math import nan
 import numpy as np
 
 from tailkeeper_watchdog.attribution.changes import Candidate
-from tailkeeper_watchdog.attribution.combine import Given
+from tailkeeper_watchdog.attribution.hand_down import Given
 from tailkeeper_watchdog.attribution.request_log import RequestLog
 from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank
 from tailkeeper_watchdog.collect.base import RequestRecord

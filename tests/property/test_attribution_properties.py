@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tailkeeper_watchdog.attribution import words
 from tailkeeper_watchdog.attribution.changes import Candidate
-from tailkeeper_watchdog.attribution.combine import ERRORS, Given, attribute
+from tailkeeper_watchdog.attribution.combine import attribute
+from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import ROW, RequestLog
 from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank, stage_rises
 from tailkeeper_watchdog.attribution.shapley import MAX_PLAYERS, shapley

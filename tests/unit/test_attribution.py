@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tailkeeper_watchdog.attribution.changes import MAX_CLAIM, RECENT_S, Change, candidates, configured, kept, of_decision
-from tailkeeper_watchdog.attribution.combine import ERRORS, Given, attribute
+from tailkeeper_watchdog.attribution.combine import attribute
+from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import ROW, RequestLog, Sample
 from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank, stage_rises
 from tailkeeper_watchdog.attribution.segments import Values, alone, segment_shift
@@ -17,7 +18,7 @@ from tailkeeper_watchdog.attribution.shapley import shapley
 from tailkeeper_watchdog.attribution.stages import Staged, own_share, p99, stage_shift
 from tailkeeper_watchdog.attribution.words import causes, evidence, rank_error, sentence
 from tailkeeper_watchdog.collect.base import RequestRecord
-from tailkeeper_watchdog.model import Backend, Decision, Knob, Outcome, Share
+from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, Decision, Knob, KnobValue, Outcome, Share
 from tests.incidents import FAULTS, incident
 
 RNG = np.random.default_rng
@@ -165,10 +166,29 @@ def test_a_new_label_is_a_deploy_or_a_change_of_configuration() -> None:
     ]
 
 
-@pytest.mark.parametrize(("verdict", "told"), [(Outcome.APPLIED, True), (Outcome.REFUSED, False), (Outcome.OBSERVED, False)])
-def test_only_what_we_did_is_a_change(verdict: Outcome, told: bool) -> None:
-    decision = Decision(1, 0.0, 1, "slo_guardian", "a", Knob.WEIGHT, 1.0, 0.5, verdict, "why")
+@pytest.mark.parametrize(
+    ("knob", "before", "after", "verdict", "told"),
+    [
+        (Knob.WEIGHT, 0.5, 1.0, Outcome.APPLIED, True),
+        (Knob.WEIGHT, 0.5, 1.0, Outcome.RELEASED, True),
+        (Knob.WEIGHT, 0.5, 1.0, Outcome.REFUSED, False),
+        (Knob.WEIGHT, 0.5, 1.0, Outcome.OBSERVED, False),
+        (Knob.WEIGHT, 1.0, 0.5, Outcome.APPLIED, False),
+        (Knob.ADMISSION, SERVE, DRAIN, Outcome.APPLIED, False),
+        (Knob.ADMISSION, DRAIN, SERVE, Outcome.RELEASED, True),
+        (Knob.CACHE_MODE, None, "warm", Outcome.APPLIED, True),
+    ],
+)
+def test_only_what_we_did_and_what_brought_more_to_do_is_a_change(
+    knob: Knob, before: KnobValue | None, after: KnobValue, verdict: Outcome, told: bool
+) -> None:
+    decision = Decision(1, 0.0, 1, "slo_guardian", "a", knob, before, after, verdict, "why")
     assert (of_decision(decision, 1.0) is not None) == told
+
+
+def test_what_we_do_as_a_finding_opens_is_the_answer_and_not_the_cause() -> None:
+    at_once = (Change("action", "weight 1", 100.0), Change("deploy", "model b", 100.0))
+    assert [c.text for c in candidates(at_once, 100.0)] == ["model b"]
 
 
 def _total(shares: tuple[Share, ...]) -> float:

@@ -19,7 +19,8 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State as BackendState
 from tailkeeper_watchdog.attribution import changes, resources, words
 from tailkeeper_watchdog.attribution.changes import Change
-from tailkeeper_watchdog.attribution.combine import ERRORS, MIN_BASELINE, MOST, Given, attribute
+from tailkeeper_watchdog.attribution.combine import MIN_BASELINE, MOST, attribute
+from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import OK, RequestLog, Sample, rows_per_backend, thinned
 from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, rank, stage_rises
 from tailkeeper_watchdog.attribution.stages import SIGNAL_FIELD

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 
-from tailkeeper_watchdog.model import Backend, Decision, Outcome
+from tailkeeper_watchdog.model import DRAIN, Backend, Decision, Outcome
 
 MAX_CHANGES = 16
 """Remembered per backend."""
@@ -19,7 +19,8 @@ FADES_S = 300.0
 MAX_CLAIM = 0.4
 """Of what nothing else explains; below one half, so that a coincidence is never named before the stage that was measured."""
 AFTER_S = 5.0
-"""A finding is told after the fact, so a change this long after its onset may still have come first."""
+"""A finding is told after the fact, so a change this long after its onset may still have come first. Our own actions are told
+at once, and must be this much older: what we do as a finding opens is the answer to it."""
 _OURS = frozenset({Outcome.APPLIED, Outcome.RELEASED, Outcome.EXPIRED})
 
 
@@ -56,11 +57,19 @@ def configured(before: Backend, after: Backend, now: float) -> tuple[Change, ...
 
 
 def of_decision(decision: Decision, now: float) -> Change | None:
-    """A change that we made ourselves; what was only wanted changed nothing."""
-    if decision.verdict not in _OURS:
+    """A change that we made ourselves and that can have brought a backend more to do.
+
+    What was only wanted changed nothing, and taking traffic away is our answer to trouble, not its cause.
+    """
+    if decision.verdict not in _OURS or _relieves(decision):
         return None
     value = f"{decision.to_value:.2g}" if isinstance(decision.to_value, float) else decision.to_value
     return Change("action", f"{decision.knob.value} {value} ({decision.policy}, {decision.verdict.value})"[:80], now)
+
+
+def _relieves(decision: Decision) -> bool:
+    before, after = decision.from_value, decision.to_value
+    return after == DRAIN or (isinstance(before, float) and isinstance(after, float) and after <= before)
 
 
 def kept(changes: tuple[Change, ...], new: Iterable[Change], now: float) -> tuple[Change, ...]:
@@ -73,6 +82,7 @@ def candidates(changes: tuple[Change, ...], onset: float) -> tuple[Candidate, ..
     found = []
     for change in reversed(changes):
         age = onset - change.at
-        if -AFTER_S <= age <= RECENT_S:
+        least = AFTER_S if change.kind == "action" else -AFTER_S
+        if least <= age <= RECENT_S:
             found.append(Candidate(change.kind, change.text, max(0.0, age), MAX_CLAIM * exp(-max(0.0, age) / FADES_S)))
     return tuple(found)

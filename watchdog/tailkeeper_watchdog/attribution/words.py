@@ -7,7 +7,8 @@ from math import sqrt
 from typing import Any
 
 from tailkeeper_watchdog.attribution.changes import Candidate
-from tailkeeper_watchdog.attribution.combine import ERRORS, MOST, Attribution, Given, Shift
+from tailkeeper_watchdog.attribution.combine import MOST, Attribution, Shift
+from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.resources import Evidence
 from tailkeeper_watchdog.attribution.segments import Suspect
 from tailkeeper_watchdog.model import Share
