@@ -215,7 +215,7 @@ def test_information_is_no_alert() -> None:
 def test_the_largest_shares_are_named_as_causes() -> None:
     shares = (Share("stage", "queue", 0.2, 0.9), Share("stage", "prefill", 0.64, 0.9), Share("tenant", "x", 0.16, 0.5))
     (alert,) = _alerts(_finding(FindingKind.GROWTH, shares=shares))
-    assert alert["annotations"]["causes"] == "stage prefill 64%, stage queue 20%, tenant x 16%"
+    assert alert["annotations"]["causes"] == "stage prefill 64%, stage queue 20%, tenant x 16%; confidence high"
 
 
 def test_a_common_cause_names_its_pool() -> None:

@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.attribution import attend
 from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
 from tailkeeper_watchdog.findings import Book, close_gone, update
 from tailkeeper_watchdog.fleet import GONE
+from tailkeeper_watchdog.forgetting import forget as forget_backends
 from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.guards import GuardContext, judge
 from tailkeeper_watchdog.model import (
     EMPTY,
+    Decision,
     DesiredState,
     FindingKind,
     FleetSnapshot,
@@ -74,6 +77,7 @@ class Memory:
     policies: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     book: Book = field(default_factory=Book)
     returning: ReturnMemory = field(default_factory=ReturnMemory)
+    attribution: attend.State = field(default_factory=attend.State)
 
 
 def forget(memory: Memory, gone: frozenset[str], targets: frozenset[Target], wall: float) -> Memory:
@@ -90,6 +94,7 @@ def forget(memory: Memory, gone: frozenset[str], targets: frozenset[Target], wal
         policies={name: policies[name].forget(held, gone) for name, held in before.policies.items()},
         book=close_gone(before.book, gone, GONE, wall),
         returning=forgotten(before.returning, gone, targets),
+        attribution=forget_backends(before.attribution, gone),
     )
 
 
@@ -200,3 +205,12 @@ def common_cause(verdicts: tuple[Verdict, ...], snapshot: FleetSnapshot) -> tupl
 
 def keep_book(memory: Memory, symptoms: tuple[Symptom, ...], situation: Situation) -> Memory:
     return replace(memory, book=update(memory.book, symptoms, DETECTORS, situation))
+
+
+def attribute(
+    memory: Memory, records: tuple[RequestRecord, ...], decisions: tuple[Decision, ...], situation: Situation
+) -> Memory:
+    """The memory with what this tick taught, and with causes in the open findings. ``decisions`` are those of this tick."""
+    state = attend.learn(memory.attribution, records, decisions, situation)
+    state, book = attend.attend(state, memory.book, situation)
+    return replace(memory, attribution=state, book=book)

@@ -109,6 +109,7 @@ class Loop:
         self._contended_until: dict[tuple[str, Knob], float] = {}
         self._backoff = Backoff()
         self._acting = asyncio.Lock()
+        self._attribution_error: str | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop``; a tick that took too long is followed by the next one at once, never by two."""
@@ -162,6 +163,7 @@ class Loop:
         executed = await self._act(changes, given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
+        self._attribute(collected, decisions, situation)
         return self._record(started, situation, desired, verdicts, decisions)
 
     def _given(
@@ -185,6 +187,17 @@ class Loop:
             attempts=parts.ledger.attempts(snapshot.time_unix_s),
             released_at=dict(self._released_at),
         )
+
+    def _attribute(self, collected: Collected, decisions: tuple[Decision, ...], situation: Situation) -> None:
+        """Causes are for people, and found after acting: without them nothing else of a tick is worth less."""
+        error = None
+        try:
+            self.memory = core.attribute(self.memory, collected.records, decisions, situation)
+        except Exception as failure:
+            error = _in_words(failure)
+            if error != self._attribution_error:
+                log.exception("attribution failed", tick=self._tick)
+        self._attribution_error = error
 
     def _follow(self, now: float) -> None:
         """Take the fleet as it is now. Whoever is gone takes along what was known of it; nothing is done at a gateway here.

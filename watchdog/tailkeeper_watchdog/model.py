@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from tailkeeper_exporter.readings import Histogram, Quantile, Reading
+from tailkeeper_exporter.readings import Histogram, Quantile, Reading, absent
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.window import Window
 
@@ -118,6 +118,7 @@ class GpuObservation:
     nvlink_ratio: Reading[float]
     temperature_celsius: Reading[float]
     throttle_reasons: tuple[str, ...] = ()
+    sm_clock_hz: Reading[float] = field(default_factory=absent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import structlog
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.attribution import words
 from tailkeeper_watchdog.findings import Book
 from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.metrics import SCORE_BAND_SEVERITY
@@ -147,8 +148,7 @@ def _of_finding(finding: Finding, score: HealthScore | None, pool: str, wishes: 
 
 
 def _causes(finding: Finding) -> str:
-    shares = [f"{s.dimension} {s.value} {s.share:.0%}" for s in sorted(finding.shares, key=lambda s: -s.share)[:3]]
-    return ", ".join(shares) or "not attributed"
+    return words.causes(finding.shares) or "not attributed"
 
 
 def _common_annotations(name: str, score: HealthScore | None, wishes: list[DesiredState], console_url: str) -> dict[str, str]:

@@ -19,6 +19,18 @@ class RequestRecord:
     ttft_s: float | None
     itl_s: float | None
     e2e_s: float | None
+    start: float | None = None
+    """Epoch seconds by the exporter's clock."""
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    prompt_tokens: float | None = None
+    cached_tokens: float | None = None
+    backlog_tokens: float | None = None
+    model: str | None = None
+    tenant: str | None = None
+    modality: str | None = None
+    canary_revision: str | None = None
+    operation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

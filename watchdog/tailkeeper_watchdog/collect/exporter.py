@@ -163,16 +163,31 @@ def _reasons(body: bytes | str) -> dict[str, tuple[str, ...]]:
 def _record(row: Any) -> RequestRecord | None:
     if not isinstance(row, dict) or not isinstance(row.get("backend"), str):
         return None
-    outcome = row.get("outcome")
     return RequestRecord(
         backend=row["backend"],
-        outcome=outcome if isinstance(outcome, str) else None,
-        ttft_s=_seconds(row.get("ttft_s")),
-        itl_s=_seconds(row.get("itl_s")),
-        e2e_s=_seconds(row.get("e2e_s")),
+        outcome=_word(row.get("outcome")),
+        ttft_s=_number(row.get("ttft_s")),
+        itl_s=_number(row.get("itl_s")),
+        e2e_s=_number(row.get("e2e_s")),
+        start=_number(row.get("start")),
+        queue_s=_number(row.get("queue_s")),
+        prefill_s=_number(row.get("prefill_s")),
+        prompt_tokens=_number(row.get("prompt_tokens")),
+        cached_tokens=_number(row.get("cached_tokens")),
+        backlog_tokens=_number(row.get("backlog_tokens")),
+        model=_word(row.get("model")),
+        tenant=_word(row.get("tenant")),
+        modality=_word(row.get("modality")),
+        canary_revision=_word(row.get("canary_revision")),
+        operation=_word(row.get("operation")),
     )
 
 
-def _seconds(value: Any) -> float | None:
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    """A measurement: none of these is ever negative."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
     return float(value) if good else None

@@ -119,4 +119,5 @@ def _gpu(uuid: str, values: dict[str, float], throttled: set[str], taken_at: flo
         nvlink_ratio=reading(catalog.GPU_NVLINK),
         temperature_celsius=reading(catalog.GPU_TEMPERATURE),
         throttle_reasons=tuple(sorted(throttled)),
+        sm_clock_hz=reading(catalog.GPU_SM_CLOCK),
     )
