@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from tailkeeper_watchdog.drift import COLUMNS, Baseline, Rows, fit
+from tailkeeper_watchdog.drift import BLOCK_E, COLUMNS, Baseline, Design, Rows, fit
 
 RATE_PER_S = 8.0
 BASELINE_ROWS = 6_000
@@ -36,7 +36,7 @@ def without_load(rows: Rows) -> Rows:
 
 
 @cache
-def small_baseline(raw: bool = False) -> Baseline:
+def small_baseline(raw: bool = False, design: Design = BLOCK_E) -> Baseline:
     """Twelve minutes and a half of traffic, fitted."""
     rows = loaded(BASELINE_ROWS, seed=1)
-    return fit(without_load(rows) if raw else rows, model_id="m", created_at_s=0.0)
+    return fit(without_load(rows) if raw else rows, model_id="m", created_at_s=0.0, design=design)

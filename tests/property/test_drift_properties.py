@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from tailkeeper_watchdog.drift import BLOCK_E, COLUMNS, BlockE, Rows
+from tailkeeper_watchdog.drift import COLUMNS, DESIGNS, Baseline, BlockE, Design, Rows
 from tests.drift_streams import loaded, small_baseline
 
 STREAM = loaded(5_000, 30)
@@ -19,10 +19,9 @@ STREAM.table[1_500:, 1] *= 1.5
 STREAM.table[4_500:, 1] *= 5.0
 
 
-def reference_alarms(rows: Rows) -> tuple[list[int], float]:
+def reference_alarms(baseline: Baseline, rows: Rows) -> tuple[list[int], float]:
     """The five steps, row by row and block by block, with lists."""
-    baseline = small_baseline()
-    model, design = baseline.model, BLOCK_E
+    model, design = baseline.model, baseline.design
     assert model.weights is not None
     blocks: dict[int, list[tuple[int, float]]] = {}
     newest = -1
@@ -42,7 +41,7 @@ def reference_alarms(rows: Rows) -> tuple[list[int], float]:
             excess = [min(max(score - anchor, 0.0), 2.0) for _, score in blocks[number]]
             statistic = round(sum(excess) / len(excess), 9)
             rank = sum(value >= statistic for value in column)
-            u = 1.0 if rank == len(column) else beta.ppf(0.9, rank + 1, len(column) - rank)
+            u = 1.0 if rank == len(column) else max(beta.ppf(0.9, rank + 1, len(column) - rank), design.least_p)
             line[:] = [(1 + cell) * kappa * u ** (kappa - 1) for cell, kappa in zip(line, design.kappas, strict=True)]
         if np.mean(cells) >= 8640:
             alarms.append(blocks[following][0][0])
@@ -50,10 +49,12 @@ def reference_alarms(rows: Rows) -> tuple[list[int], float]:
     return alarms, float(np.mean(cells))
 
 
-def test_batches_give_what_the_five_steps_give() -> None:
-    test = BlockE(small_baseline())
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_batches_give_what_the_five_steps_give(design: Design) -> None:
+    baseline = small_baseline(design=design)
+    test = BlockE(baseline)
     raised = [alarm.row for alarm in test.update_many(STREAM)]
-    expected, value = reference_alarms(STREAM)
+    expected, value = reference_alarms(baseline, STREAM)
     assert len(expected) > 2
     assert raised == expected
     assert test.evidence.value == pytest.approx(value)

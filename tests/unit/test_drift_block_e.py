@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, log, nan
 
 import numpy as np
 import pytest
 from scipy.stats import beta
 
-from tailkeeper_watchdog.drift import BLOCK_E, COLUMNS, Baseline, BlockE, Rows, fit
-from tailkeeper_watchdog.drift.evidence import MOST_EVIDENCE, Evidence, p_values
+from tailkeeper_watchdog.drift import AS_WRITTEN, BLOCK_E, COLUMNS, Baseline, BlockE, Rows, fit
+from tailkeeper_watchdog.drift.evidence import EPOCH_BLOCKS, MOST_EVIDENCE, Evidence, p_values
 from tests.drift_streams import joined, loaded, small_baseline, without_load
 
 HOURS = 40_000
@@ -51,12 +52,10 @@ def test_evidence_starts_anew_after_an_alarm_and_raises_again_while_the_drift_la
     assert test.evidence.page_value > 1e9, "what a page is judged by goes on growing"
 
 
-def test_one_block_alone_never_alarms() -> None:
+def test_no_rows_are_no_evidence() -> None:
     test = BlockE(small_baseline())
-    test.update_many(joined(loaded(2_000, 10), loaded(70, 11, 1_000.0, start_s=300.0), loaded(2_000, 12, start_s=320.0)))
-    assert test.evidence.blocks > 20
-    assert test.evidence.value < BLOCK_E.alarm_evidence
     assert test.update_many(Rows(np.empty((0, len(COLUMNS))))) == ()
+    assert test.missing() is not None
 
 
 def test_a_load_beyond_the_baseline_abstains_and_is_counted() -> None:
@@ -66,6 +65,30 @@ def test_a_load_beyond_the_baseline_abstains_and_is_counted() -> None:
     assert test.update_many(rows) == ()
     assert test.counts.abstained == test.counts.scored == 4_000
     assert "load is beyond the baseline's in 4,000 of 4,000" in str(test.missing())
+
+
+def test_a_block_whose_load_was_never_seen_is_no_evidence() -> None:
+    rows = loaded(4_000, 13, 5.0)
+    rows.table[::5, COLUMNS.index("backlog_tokens")] = 1e6
+    test = BlockE(small_baseline())
+    assert test.update_many(rows) == ()
+    assert test.evidence.blocks == 0
+    assert test.open_block.skipped > 40
+    assert BlockE(small_baseline(design=AS_WRITTEN)).update_many(rows), "as first written, the other rows decide"
+
+
+def test_blocks_of_a_slow_backend_last_longer() -> None:
+    slow = fit(loaded(4_000, 1, rate_per_s=2.0), model_id="m", created_at_s=0.0)
+    assert slow.block_s == pytest.approx(30.0, rel=0.1)
+    assert small_baseline().block_s == 10.0
+
+
+@pytest.mark.parametrize("rate_per_s", [1.0, 3.6, 8.0])
+def test_a_spike_of_a_hundred_requests_never_alarms(rate_per_s: float) -> None:
+    baseline = fit(loaded(6_000, 1, rate_per_s=rate_per_s), model_id="m", created_at_s=0.0)
+    rows = loaded(10_000, 10, rate_per_s=rate_per_s)
+    rows.table[5_000:5_100, 1] *= 100.0
+    assert BlockE(baseline).update_many(rows) == ()
 
 
 def test_rows_that_do_not_say_their_load_are_counted_not_judged() -> None:
@@ -174,6 +197,31 @@ def test_evidence_is_bounded_whatever_comes() -> None:
         reached = evidence.add((2.0, 2.0, 2.0))
         assert evidence.value < BLOCK_E.alarm_evidence <= (reached or inf)
     assert evidence.page_value == MOST_EVIDENCE
+
+
+def test_four_blocks_by_themselves_make_no_alarm_however_bad_and_large_the_baseline() -> None:
+    statistics = tuple(tuple(i / 2_000 for i in range(2_000)) for _ in BLOCK_E.anchors)
+    evidence = Evidence(statistics, BLOCK_E)
+    assert [evidence.add((2.0, 2.0, 2.0)) for _ in range(4)] == [None] * 4
+    assert evidence.add((2.0, 2.0, 2.0)) is not None, "five are enough"
+
+
+def test_page_evidence_is_not_reset_by_alarms_and_starts_anew_after_a_page_and_a_week() -> None:
+    statistics = tuple(tuple(i / 100 for i in range(100)) for _ in BLOCK_E.anchors)
+    evidence, never_reset = Evidence(statistics, BLOCK_E), Evidence(statistics, replace(BLOCK_E, alarm_evidence=1e300))
+    raised = 0
+    for number in range(60):
+        block = (0.97, 0.5 + number / 200, 0.9)
+        raised += evidence.add(block) is not None
+        assert never_reset.add(block) is None
+        assert evidence.page_value == pytest.approx(never_reset.value)
+    assert raised > 0
+    evidence.start_page()
+    assert (evidence.page_value, evidence.page_age_blocks) == (0.0, 0)
+    evidence.page_age_blocks = EPOCH_BLOCKS
+    evidence.add((0.0, 0.0, 0.0))
+    assert evidence.page_age_blocks == 1
+    assert evidence.page_value < 1.0
 
 
 def test_the_dead_band_is_ten_per_cent() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailkeeper_watchdog.drift import BLOCK_E, BlockE, FleetE, Rows, discoveries, page_evidence, pages
+from tailkeeper_watchdog.drift import AS_WRITTEN, BLOCK_E, BlockE, FleetE, Rows, discoveries, page_evidence, pages
 from tailkeeper_watchdog.drift.evidence import EPOCH_BLOCKS
 from tests.drift_streams import loaded, small_baseline, without_load
 
-NAMES = ("a", "b", "raw", "old clock")
+NAMES = ("a", "b", "raw", "old clock", "other design")
 
 
 def new_tests() -> dict[str, BlockE]:
-    return {name: BlockE(small_baseline(raw=name == "raw")) for name in NAMES}
+    designs = {"other design": AS_WRITTEN}
+    return {name: BlockE(small_baseline(raw=name == "raw", design=designs.get(name, BLOCK_E))) for name in NAMES}
 
 
 def streams() -> dict[str, Rows]:
@@ -26,6 +27,7 @@ def streams() -> dict[str, Rows]:
     rows["b"].table[::50, 1] = np.nan
     rows["b"].table[7::50, 5] = np.nan
     rows["old clock"].table[450:, 0] -= 50_000.0
+    rows["other design"] = loaded(3_000, 5, 1.5)
     return rows
 
 

@@ -16,14 +16,16 @@ from tailkeeper_watchdog.drift.bucket_e import (
     bucket_baseline_from_document,
 )
 from tailkeeper_watchdog.drift.collector import Collector
-from tailkeeper_watchdog.drift.design import BLOCK_E, DESIGNS, Design
+from tailkeeper_watchdog.drift.design import AS_WRITTEN, BLOCK_E, DESIGNS, PACED, Design
 from tailkeeper_watchdog.drift.fleet import FleetE, discoveries, page_evidence, pages
 from tailkeeper_watchdog.drift.rows import COLUMNS, Rows
 
 __all__ = [
+    "AS_WRITTEN",
     "BLOCK_E",
     "COLUMNS",
     "DESIGNS",
+    "PACED",
     "Alarm",
     "Baseline",
     "BlockE",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tailkeeper_watchdog.drift import load
-from tailkeeper_watchdog.drift.blocks import excess, whole_blocks
+from tailkeeper_watchdog.drift.blocks import excess, pace, whole_blocks
 from tailkeeper_watchdog.drift.design import BLOCK_E, DESIGNS, MIN_BASELINE_BLOCKS, Design
 from tailkeeper_watchdog.drift.document import Fields
 from tailkeeper_watchdog.drift.load import LoadModel
@@ -31,6 +31,8 @@ class Baseline:
     """Everything that was fitted. ``statistics`` are the blocks' statistics, one ascending tuple for each anchor."""
 
     design: Design
+    block_s: float
+    """How long a block lasts: the design's, or longer where requests are few."""
     model_id: str
     created_at_s: float
     """Wall clock, epoch seconds."""
@@ -64,7 +66,7 @@ class Baseline:
     def document(self) -> dict[str, Any]:
         """Plain JSON, without infinities."""
         model = asdict(self.model) | {"ceiling_s": None if self.model.ceiling_s == inf else self.model.ceiling_s}
-        head = {"version": VERSION, "kind": "block_e", "design": self.design.name, "block_s": self.design.block_s}
+        head = {"version": VERSION, "kind": "block_e", "design": self.design.name, "block_s": self.block_s}
         own = {name: getattr(self, name) for name in ("model_id", "created_at_s", "requests", "fit_ratio", "min_rows")}
         lists = {"anchors": list(self.anchors), "statistics": [list(column) for column in self.statistics]}
         return head | own | {"model": {k: list(v) if isinstance(v, tuple) else v for k, v in model.items()}} | lists
@@ -85,17 +87,17 @@ def fit(rows: Rows, *, model_id: str, created_at_s: float, design: Design = BLOC
             table = loaded
     if fit_ratio is None or fit_ratio < design.min_fit_ratio:
         model = load.fit_raw(table)
-    scores, _ = load.score(model, table, 0.0)
+    scores, abstained = load.score(model, table, 0.0)
     anchors = np.quantile(scores[np.isfinite(scores)], design.anchors)
-    blocks, least = whole_blocks(table[:, AT], excess(scores, anchors, design), design)
+    block_s = pace(table[:, AT], design)
+    blocks, least = whole_blocks(table[:, AT], excess(scores, anchors, design), abstained, block_s, design)
     if len(blocks) < MIN_BASELINE_BLOCKS:
         raise ValueError(
-            f"a baseline of {len(blocks)} whole blocks of {design.block_s:g} s is too short: "
-            f"at least {MIN_BASELINE_BLOCKS} are needed"
+            f"a baseline of {len(blocks)} whole blocks of {block_s:g} s is too short: at least {MIN_BASELINE_BLOCKS} are needed"
         )
     columns = tuple(tuple(sorted(column)) for column in zip(*blocks, strict=True))
     anchor_values = tuple(float(a) for a in anchors)
-    return Baseline(design, model_id, created_at_s, len(table), fit_ratio, model, anchor_values, columns, least)
+    return Baseline(design, block_s, model_id, created_at_s, len(table), fit_ratio, model, anchor_values, columns, least)
 
 
 def from_document(document: Mapping[str, Any]) -> Baseline:
@@ -106,9 +108,9 @@ def from_document(document: Mapping[str, Any]) -> Baseline:
     design = DESIGNS.get(fields.text("design"))
     if design is None:
         raise fields.error("design", f"one of {', '.join(sorted(DESIGNS))}")
-    fields.equals("block_s", design.block_s)
     return Baseline(
         design,
+        fields.number("block_s", design.block_s, 1e6),
         fields.text("model_id"),
         fields.number("created_at_s", 0, 1e11),
         int(fields.number("requests", 1, 1e12)),

@@ -62,7 +62,7 @@ class BlockE:
         self.counts = Counts()
         self.evidence = Evidence(baseline.statistics, baseline.design)
         self._anchors = np.array(baseline.anchors)
-        self._block = OpenBlock(len(baseline.anchors), baseline.min_rows)
+        self._block = OpenBlock(len(baseline.anchors), baseline.min_rows, baseline.design.most_abstained_share)
         self._one = load.OneRow(baseline.model, baseline.design.dead_band)
 
     @property
@@ -87,19 +87,20 @@ class BlockE:
         design = self.baseline.design
         scores, abstained = load.score(self.baseline.model, table, design.dead_band)
         self.counts.scored += len(table)
-        self.counts.abstained += abstained
-        runs = cut(table[:, AT], design.block_s, self._block.number)
+        self.counts.abstained += int(abstained.sum())
+        runs = cut(table[:, AT], self.baseline.block_s, self._block.number)
         totals = np.add.reduceat(excess(scores, self._anchors, design), runs.starts, axis=1).T.tolist()
+        beyond = np.add.reduceat(abstained.astype(np.int64), runs.starts).tolist()
         alarms: list[Alarm] = []
-        lines = zip(kept[runs.starts].tolist(), runs.numbers.tolist(), runs.counts.tolist(), totals, runs.set_back, strict=True)
-        for row, number, count, sums, set_back in lines:
-            alarms.extend(self.take(row, number, count, sums, set_back))
+        rows_at, numbers, counts = kept[runs.starts].tolist(), runs.numbers.tolist(), runs.counts.tolist()
+        for run in zip(rows_at, numbers, counts, beyond, totals, runs.set_back, strict=True):
+            alarms.extend(self.take(*run))
         return tuple(alarms)
 
-    def take(self, row: int, number: int, count: int, sums: list[float], set_back: bool) -> tuple[Alarm, ...]:
+    def take(self, row: int, number: int, count: int, abstained: int, sums: list[float], set_back: bool) -> tuple[Alarm, ...]:
         """One run of ``count`` rows of the block ``number``, with their summed excess over each anchor."""
         statistics = self._block.turn(number, set_back)
-        self._block.add(count, sums)
+        self._block.add(count, abstained, sums)
         reached = None if statistics is None else self.evidence.add(statistics)
         return () if reached is None else (Alarm(row, reached),)
 
@@ -111,14 +112,15 @@ class BlockE:
         at_s, latency_s, prompt, backlog, running, waiting = known
         score = self._one.score(latency_s, (prompt, backlog, running, waiting))
         self.counts.scored += 1
-        self.counts.abstained += score == -inf
+        abstained = score == -inf
+        self.counts.abstained += abstained
         cap = self.baseline.design.cap
         sums = [min(max(score - anchor, 0.0), cap) for anchor in self.baseline.anchors]
-        number, newest = block_number(at_s, self.baseline.design.block_s), self._block.number
+        number, newest = block_number(at_s, self.baseline.block_s), self._block.number
         set_back = newest is not None and newest - number > LATE_BLOCKS
         if newest is not None and not set_back:
             number = max(number, newest)
-        return next(iter(self.take(0, number, 1, sums, set_back)), None)
+        return next(iter(self.take(0, number, 1, int(abstained), sums, set_back)), None)
 
     def _is_usable(self, row: list[float]) -> bool:
         if not (abs(row[AT]) < MAX_AT_S and 0 < row[LATENCY] < MAX_LATENCY_S):

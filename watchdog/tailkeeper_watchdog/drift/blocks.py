@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailkeeper_watchdog.drift.design import LATE_BLOCKS, Design
-from tailkeeper_watchdog.drift.rows import FloatArray, IntArray
+from tailkeeper_watchdog.drift.rows import BoolArray, FloatArray, IntArray
 
 DECIMALS = 9
 """Block statistics are rounded here, so that the order of adding never decides a tie."""
@@ -68,13 +68,16 @@ def excess(scores: FloatArray, anchors: FloatArray, design: Design) -> FloatArra
 class OpenBlock:
     """The block that is being filled: its number, how many rows it has, and their summed excess for each anchor."""
 
-    __slots__ = ("min_rows", "number", "rows", "sums")
+    __slots__ = ("_most_abstained", "abstained", "min_rows", "number", "rows", "skipped", "sums")
 
-    def __init__(self, anchors: int, min_rows: int) -> None:
+    def __init__(self, anchors: int, min_rows: int, most_abstained_share: float) -> None:
         self.number: int | None = None
-        self.rows = 0
+        self.rows = self.abstained = 0
         self.sums = [0.0] * anchors
         self.min_rows = min_rows
+        self._most_abstained = most_abstained_share
+        self.skipped = 0
+        """Blocks that were no evidence, because too many of their rows abstained."""
 
     def turn(self, number: int, set_back: bool) -> tuple[float, ...] | None:
         """Go on to the block ``number``; the statistics of the one that this closes, if it does close one."""
@@ -82,29 +85,47 @@ class OpenBlock:
         if set_back:
             self._clear()
         elif number != self.number and self.rows >= self.min_rows:
-            closed = tuple(round(total / self.rows, DECIMALS) for total in self.sums)
+            closed = self._close()
             self._clear()
         self.number = number
         return closed
 
-    def add(self, rows: int, sums: list[float]) -> None:
+    def _close(self) -> tuple[float, ...] | None:
+        if self.abstained > self._most_abstained * self.rows:
+            self.skipped += 1
+            return None
+        return tuple(round(total / self.rows, DECIMALS) for total in self.sums)
+
+    def add(self, rows: int, abstained: int, sums: list[float]) -> None:
         self.rows += rows
-        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)]
+        self.abstained += abstained
+        self.sums = sums if self.rows == rows else [a + b for a, b in zip(self.sums, sums, strict=True)]
 
     def _clear(self) -> None:
-        self.rows = 0
+        self.rows = self.abstained = 0
         self.sums = [0.0] * len(self.sums)
 
 
-def whole_blocks(at_s: FloatArray, sums: FloatArray, design: Design) -> tuple[list[tuple[float, ...]], int]:
+def pace(at_s: FloatArray, design: Design) -> float:
+    """How long a block lasts, in seconds, at the rate of these rows."""
+    usual_rows = float(np.median(cut(at_s, design.block_s, None).counts))
+    return round(design.block_s * max(1.0, design.block_rows / usual_rows), 1)
+
+
+def whole_blocks(
+    at_s: FloatArray, sums: FloatArray, abstained: BoolArray, block_s: float, design: Design
+) -> tuple[list[tuple[float, ...]], int]:
     """The statistics of the baseline's whole blocks, and the least rows of a block. The first and the last are cut off."""
-    runs = cut(at_s, design.block_s, None)
+    runs = cut(at_s, block_s, None)
     least = max(1, int(design.min_block_share * float(np.median(runs.counts))))
-    block, closed = OpenBlock(len(sums), least), []
+    block, closed = OpenBlock(len(sums), least, design.most_abstained_share), []
     totals = np.add.reduceat(sums, runs.starts, axis=1).T.tolist()
-    for number, rows, total, set_back in zip(runs.numbers.tolist(), runs.counts.tolist(), totals, runs.set_back, strict=True):
+    beyond = np.add.reduceat(abstained.astype(np.int64), runs.starts).tolist()
+    for number, rows, out, total, set_back in zip(
+        runs.numbers.tolist(), runs.counts.tolist(), beyond, totals, runs.set_back, strict=True
+    ):
         statistics = block.turn(number, set_back)
         if statistics is not None:
             closed.append(statistics)
-        block.add(rows, total)
+        block.add(rows, out, total)
     return closed[1:], least

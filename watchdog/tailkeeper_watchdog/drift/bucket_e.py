@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, log
+from math import isfinite, log, log1p
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,10 @@ from tailkeeper_watchdog.drift.collector import REQUESTS, SECONDS
 from tailkeeper_watchdog.drift.design import BLOCK_E, DESIGNS, MIN_BASELINE_BLOCKS, Design
 from tailkeeper_watchdog.drift.document import Fields
 from tailkeeper_watchdog.drift.evidence import Evidence
-from tailkeeper_watchdog.drift.rows import FloatArray
 
 VERSION = 1
 FEATURES = 4
-"""1, mean running, mean waiting, thousands of tokens a second."""
+"""1, mean running, logarithm of mean waiting, thousands of tokens a second."""
 CAPACITY_BLOCKS = 4_000
 """Eleven hours of ten-second blocks; a backend that has not made its requests by then forgets the oldest."""
 MOST_LOG_ODDS = 50.0
@@ -80,7 +79,7 @@ def bucket_baseline(
     bounds_s = blocks[0].histogram.bounds
     limits_s = tuple(_nearest_bound(blocks, anchor) for anchor in design.anchors)
     loads = [block.load for block in loaded if block.load is not None]
-    seen = _features(loads) if has_load else np.eye(1, FEATURES).repeat(len(blocks), axis=0)
+    seen = np.array([_seen(load) for load in loads]) if has_load else np.eye(1, FEATURES).repeat(len(blocks), axis=0)
     counts = np.array([block.histogram.count for block in blocks])
     weights, statistics, ratios = [], [], []
     for limit_s in limits_s:
@@ -92,7 +91,7 @@ def bucket_baseline(
         statistics.append(tuple(sorted(round(value, DECIMALS) for value in left.tolist())))
         ratios.append(1.0 - float(left.var() / odds.var()) if odds.var() > 0 else 0.0)
     most = np.quantile(np.array(loads), design.envelope, axis=0).tolist() if has_load else []
-    least = max(1, int(design.min_block_share * float(np.median(counts))))
+    least = max(1, design.block_rows, int(design.min_block_share * float(np.median(counts))))
     fit_ratio = max(0.0, float(np.mean(ratios))) if has_load else None
     head = (design, model_id, created_at_s, int(counts.sum()), fit_ratio, bounds_s, limits_s)
     return BucketBaseline(*head, tuple(weights), tuple(most), tuple(statistics), least)
@@ -127,8 +126,10 @@ def _nearest_bound(blocks: Sequence[BucketBlock], quantile: float) -> float:
     return blocks[0].histogram.bounds[min(finite, key=lambda i: float(away[i]))]
 
 
-def _features(loads: Sequence[tuple[float, float, float]]) -> FloatArray:
-    return np.array([(1.0, running, waiting, tokens * 1e-3) for running, waiting, tokens in loads])
+def _seen(load: tuple[float, float, float]) -> tuple[float, ...]:
+    """What the load model sees of a block."""
+    running, waiting, tokens_per_s = load
+    return (1.0, running, log1p(waiting), tokens_per_s * 1e-3)
 
 
 def bucket_baseline_from_document(document: Mapping[str, Any]) -> BucketBaseline:
@@ -166,7 +167,7 @@ class BucketCollector:
 
     def __init__(self, *, design: Design = BLOCK_E, requests: int = REQUESTS, seconds: float = SECONDS) -> None:
         self._design, self._need, self._need_s = design, requests, seconds
-        self._cutter = BucketCutter(design.block_s, 1)
+        self._cutter = BucketCutter(design.block_s, max(1, design.block_rows))
         self._blocks: deque[BucketBlock] = deque(maxlen=CAPACITY_BLOCKS)
 
     def add(self, reading: BucketReading) -> None:
@@ -229,7 +230,7 @@ class BucketE:
         if not baseline.is_raw and any(value > most for value, most in zip(load, baseline.most_load, strict=True)):
             self.abstained += 1
             return None
-        seen = (1.0, load[0], load[1], load[2] * 1e-3)
+        seen = _seen(load)
         ratio = baseline.design.dead_band_ratio
         return tuple(
             round(log_odds(block.histogram, limit_s * ratio) - sum(a * b for a, b in zip(seen, weights, strict=True)), DECIMALS)

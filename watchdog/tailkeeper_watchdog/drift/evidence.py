@@ -20,7 +20,8 @@ from tailkeeper_watchdog.drift.rows import FloatArray
 MOST_EVIDENCE = 1e30
 """Beyond any threshold, and far below where floats end."""
 EPOCH_BLOCKS = 60_480
-"""Blocks of ten seconds in a week. The evidence for a page starts anew then, so that its mean under no drift is at most this."""
+"""Blocks of ten seconds in a week; blocks are never shorter. The evidence for a page starts anew then, so that its mean under
+no drift is at most this."""
 
 
 def p_values(baseline_blocks: int, confidence: float) -> FloatArray:
@@ -34,7 +35,7 @@ def p_values(baseline_blocks: int, confidence: float) -> FloatArray:
 def bet_table(baseline_blocks: int, design: Design) -> tuple[tuple[float, ...], ...]:
     """The factors κ·u^(κ−1) of each rank, in the order of the kappas. Kept, because backends of a fleet often share N."""
     kappas = np.array(design.kappas)[None, :]
-    u = p_values(baseline_blocks, design.confidence)[:, None]
+    u = np.maximum(p_values(baseline_blocks, design.confidence), design.least_p)[:, None]
     return tuple(tuple(row) for row in (kappas * u ** (kappas - 1)).tolist())
 
 
@@ -52,44 +53,49 @@ class Evidence:
         self._bets = bet_table(len(self._sorted[0]), design)
         self._limit = design.alarm_evidence
         self.blocks = 0
-        self._start()
-        self.start_page()
+        self._cells = self._no_cells()
+        self._page_cells: list[float] | None = None
+        """None while they are the same as ``_cells``: until the first alarm, so for nearly all backends nearly always."""
+        self.value = self.page_value = 0.0
+        self.page_age_blocks = 0
 
-    def _start(self) -> None:
-        self._cells = [0.0] * (len(self._sorted) * len(self._bets[0]))
-        self.value = 0.0
+    def _no_cells(self) -> list[float]:
+        return [0.0] * (len(self._sorted) * len(self._bets[0]))
 
     def start_page(self) -> None:
-        """Begin the evidence for a page anew: after a page, a restart of the engine, and once a week."""
-        self._page_cells = [0.0] * (len(self._sorted) * len(self._bets[0]))
+        """Begin the evidence for a page anew: after a page, and once a week."""
+        self._page_cells = self._no_cells()
         self.page_value = 0.0
         self.page_age_blocks = 0
 
     def add(self, statistics: Sequence[float]) -> float | None:
         """Take one block in; the evidence at which this raised an alarm, if it did, and the evidence is then 0 again."""
-        factors = self._factors(statistics)
+        factors: tuple[float, ...] = ()
+        for column, statistic in zip(self._sorted, statistics, strict=True):
+            factors += self._bets[len(column) - bisect_left(column, statistic)]
+        if self.page_age_blocks >= EPOCH_BLOCKS:
+            self.start_page()
         self.blocks += 1
-        self._add_page(factors)
-        self._cells = [(1.0 + cell) * factor for cell, factor in zip(self._cells, factors, strict=True)]
+        self.page_age_blocks += 1
+        self._cells = _bet(self._cells, factors)
         self.value = sum(self._cells) / len(self._cells)
+        self._add_page(factors)
         if self.value < self._limit:
             return None
         reached = self.value
-        self._start()
+        self._page_cells = self._page_cells or self._cells
+        self._cells = self._no_cells()
+        self.value = 0.0
         return reached
 
-    def _factors(self, statistics: Sequence[float]) -> list[float]:
-        factors: list[float] = []
-        for column, statistic in zip(self._sorted, statistics, strict=True):
-            factors.extend(self._bets[len(column) - bisect_left(column, statistic)])
-        return factors
-
-    def _add_page(self, factors: list[float]) -> None:
-        if self.page_age_blocks >= EPOCH_BLOCKS:
-            self.start_page()
-        self.page_age_blocks += 1
-        cells = [(1.0 + cell) * factor for cell, factor in zip(self._page_cells, factors, strict=True)]
+    def _add_page(self, factors: tuple[float, ...]) -> None:
+        if self._page_cells is None:
+            self.page_value = self.value
+            return
+        cells = _bet(self._page_cells, factors)
         self.page_value = min(sum(cells) / len(cells), MOST_EVIDENCE)
-        if self.page_value == MOST_EVIDENCE:
-            cells = [min(cell, MOST_EVIDENCE) for cell in cells]
-        self._page_cells = cells
+        self._page_cells = cells if self.page_value < MOST_EVIDENCE else [min(cell, MOST_EVIDENCE) for cell in cells]
+
+
+def _bet(cells: list[float], factors: tuple[float, ...]) -> list[float]:
+    return [(1.0 + cell) * factor for cell, factor in zip(cells, factors, strict=True)]

@@ -100,30 +100,32 @@ def _stack(models: Sequence[LoadModel]) -> _Models:
 
 
 class FleetE:
-    """Many ``BlockE`` of one design, updated together. Theirs are the state and the counts: each can also be used alone."""
+    """Many ``BlockE``, those of ``design`` updated together. Theirs are the state and the counts: each can also be used alone.
+
+    A baseline from a file may be of another design; its backend is updated by itself, with the same results.
+    """
 
     def __init__(self, tests: Mapping[str, BlockE], design: Design) -> None:
-        other = [name for name, test in tests.items() if test.baseline.design != design]
-        if other:
-            raise ValueError(f"the baseline of {other[0]} is of another design than {design.name}")
-        self._names = tuple(tests)
-        self._tests = tuple(tests.values())
+        self._alone = {name: test for name, test in tests.items() if test.baseline.design != design}
+        together = {name: test for name, test in tests.items() if name not in self._alone}
+        self._names = tuple(together)
+        self._tests = tuple(together.values())
         self._place = {name: place for place, name in enumerate(self._names)}
         self._design = design
-        if tests:
+        if together:
             self._models = _stack([test.baseline.model for test in self._tests])
             self._anchors = np.array([test.baseline.anchors for test in self._tests])
+            self._block_s = np.array([test.baseline.block_s for test in self._tests])
             self._raw = np.array([test.baseline.is_raw for test in self._tests])
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._names
 
     def update(self, batches: Mapping[str, Rows]) -> dict[str, tuple[Alarm, ...]]:
         """The alarms of each backend that has any. Rows of backends that are not in the fleet are left out."""
+        alone = {name: test.update_many(batches[name]) for name, test in self._alone.items() if name in batches}
+        alarms = {name: raised for name, raised in alone.items() if raised}
         parts = [(self._place[name], rows.table) for name, rows in batches.items() if name in self._place and len(rows)]
-        if not parts:
-            return {}
+        return (alarms | self._together(parts)) if parts else alarms
+
+    def _together(self, parts: list[tuple[int, FloatArray]]) -> dict[str, tuple[Alarm, ...]]:
         parts.sort(key=lambda part: part[0])
         table = np.concatenate([rows for _, rows in parts])
         owners = np.repeat([place for place, _ in parts], [len(rows) for _, rows in parts])
@@ -140,13 +142,15 @@ class FleetE:
         if not len(table):
             return {}
         rows = lines - firsts[np.searchsorted(firsts, lines, side="right") - 1]
-        over = np.clip(self._score(table, owners)[:, None] - self._anchors[owners], 0.0, self._design.cap)
+        scores, beyond = self._score(table, owners)
+        over = np.clip(scores[:, None] - self._anchors[owners], 0.0, self._design.cap)
         starts, numbers, counts, set_back = self._runs(table[:, AT], owners)
         totals = np.add.reduceat(over, starts, axis=0).tolist()
         alarms: dict[str, tuple[Alarm, ...]] = {}
-        runs = zip(owners[starts].tolist(), rows[starts].tolist(), numbers, counts, totals, set_back, strict=True)
-        for owner, row, number, count, sums, back in runs:
-            raised = self._tests[owner].take(row, number, count, sums, back)
+        abstained = np.add.reduceat(beyond.astype(np.int64), starts).tolist()
+        runs = zip(owners[starts].tolist(), rows[starts].tolist(), numbers, counts, abstained, totals, set_back, strict=True)
+        for owner, *run in runs:
+            raised = self._tests[owner].take(*run)
             if raised:
                 alarms[self._names[owner]] = alarms.get(self._names[owner], ()) + raised
         return alarms
@@ -161,7 +165,7 @@ class FleetE:
                 self._tests[owner].counts.without_load += int((own & timed & ~kept).sum())
         return np.asarray(kept, dtype=np.bool_)
 
-    def _score(self, table: FloatArray, owners: IntArray) -> FloatArray:
+    def _score(self, table: FloatArray, owners: IntArray) -> tuple[FloatArray, BoolArray]:
         """As `load.score`, with each row by its owner's model."""
         models = self._models
         if self._raw.any():
@@ -174,7 +178,7 @@ class FleetE:
         beyond = predicted_s > models.ceiling_s[owners]
         scores[beyond] = -inf
         self._count(owners, beyond)
-        return np.asarray(scores, dtype=np.float64)
+        return scores, beyond
 
     def _count(self, owners: IntArray, beyond: BoolArray) -> None:
         scored = np.bincount(owners, minlength=len(self._tests)).tolist()
@@ -185,7 +189,7 @@ class FleetE:
 
     def _runs(self, at_s: FloatArray, owners: IntArray) -> tuple[IntArray, list[int], list[int], list[bool]]:
         """As `blocks.cut` for each owner in turn."""
-        raw = np.floor_divide(at_s, self._design.block_s).astype(np.int64)
+        raw = np.floor_divide(at_s, self._block_s[owners]).astype(np.int64)
         opened = [test.open_block.number for test in self._tests]
         least = np.array([-_APART // 2 if number is None else number for number in opened], dtype=np.int64)
         apart = owners * _APART
@@ -207,7 +211,7 @@ class FleetE:
         set_back: list[bool] = []
         firsts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
         for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
-            runs = cut(at_s[first:end], self._design.block_s, opened[int(owners[first])])
+            runs = cut(at_s[first:end], float(self._block_s[owners[first]]), opened[int(owners[first])])
             starts.extend((runs.starts + first).tolist())
             numbers.extend(runs.numbers.tolist())
             counts.extend(runs.counts.tolist())

@@ -14,7 +14,7 @@ from operator import mul
 import numpy as np
 
 from tailkeeper_watchdog.drift.design import Design
-from tailkeeper_watchdog.drift.rows import CHUNK_TOKENS, LATENCY, FloatArray, IntArray, features
+from tailkeeper_watchdog.drift.rows import CHUNK_TOKENS, LATENCY, BoolArray, FloatArray, IntArray, features
 
 MIN_SCALE = 0.01
 """A bin whose 90th percentile is within 1 % of its median would call everything else a drift."""
@@ -48,8 +48,8 @@ def bin_of(model: LoadModel, predicted_s: FloatArray) -> IntArray:
     return np.searchsorted(np.array(model.edges_s), predicted_s)
 
 
-def score(model: LoadModel, table: FloatArray, dead_band: float) -> tuple[FloatArray, int]:
-    """Scores (0 the bin's median, 1 its 90th percentile) and how many abstained; those score −∞ and so add nothing.
+def score(model: LoadModel, table: FloatArray, dead_band: float) -> tuple[FloatArray, BoolArray]:
+    """Scores (0 the bin's median, 1 its 90th percentile) and which abstained; those score −∞ and so add nothing.
 
     ``dead_band`` is subtracted from ln(latency): 0 for the baseline itself.
     """
@@ -59,7 +59,7 @@ def score(model: LoadModel, table: FloatArray, dead_band: float) -> tuple[FloatA
     scores = np.asarray(excess / np.array(model.scales)[bins], dtype=np.float64)
     beyond = predicted_s > model.ceiling_s
     scores[beyond] = -inf
-    return scores, int(beyond.sum())
+    return scores, np.asarray(beyond, dtype=np.bool_)
 
 
 def fit(table: FloatArray, design: Design) -> tuple[LoadModel, float]:
@@ -84,9 +84,9 @@ def fit_raw(table: FloatArray) -> LoadModel:
 
 
 def _binned(weights: tuple[float, ...], floor_s: float, predicted_s: FloatArray, ratio: FloatArray, design: Design) -> LoadModel:
-    edges_s = np.quantile(predicted_s, np.arange(1, design.bins) / design.bins)
+    edges_s = np.quantile(predicted_s, design.bin_edges)
     bins = np.searchsorted(edges_s, predicted_s)
-    parts = [ratio[bins == number] for number in range(design.bins)]
+    parts = [ratio[bins == number] for number in range(len(edges_s) + 1)]
     spans = [np.quantile(part if len(part) >= MIN_BIN_ROWS else ratio, [0.5, 0.9]).tolist() for part in parts]
     return LoadModel(
         weights,
