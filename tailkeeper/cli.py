@@ -171,10 +171,24 @@ def check_config(config: ConfigFile) -> None:
     from tailkeeper.support import found_now, support_table
 
     loaded = _load(config)
+    _check_baselines(loaded.watchdog.baselines)
     typer.echo(support_table(loaded))
     for line in found_now(loaded):
         typer.echo(line)
     typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")
+
+
+def _check_baselines(path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        from tailkeeper_watchdog.baseline_store import BaselineFileError, read_file
+    except ImportError as error:
+        _need("watchdog", error)
+    try:
+        read_file(path)
+    except BaselineFileError as error:
+        fail(USAGE, str(error))
 
 
 @app.command("config")

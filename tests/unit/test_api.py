@@ -313,6 +313,7 @@ async def test_the_description_at_openapi_json_names_every_call(tmp_path: Path) 
         ("get", "/api/v1/findings"),
         ("get", "/api/v1/decisions"),
         ("get", "/api/v1/policies"),
+        ("get", "/api/v1/baselines"),
         ("get", "/api/v1/trends"),
         ("post", "/api/v1/pause"),
         ("post", "/api/v1/resume"),

@@ -86,7 +86,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
     ("document", "key"),
     [
         ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
-        ({"watchdog": {"baselines": "b.json"}}, "watchdog.baselines"),
         ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),
         (
             {"gateways": [{"name": "w", "kind": "webhook", "url": "http://127.0.0.1:1", "replicas": ["http://127.0.0.1:2"]}]},

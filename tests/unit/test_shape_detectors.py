@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from math import inf, nan
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.detectors import DETECTORS, Symptom, distortion, improved_but_broken, zscore
+from tailkeeper_watchdog.detectors import DETECTORS, Detector, Symptom, distortion, improved_but_broken, zscore
 from tailkeeper_watchdog.detectors.distortion import Shape
-from tailkeeper_watchdog.model import Severity, Slo
+from tailkeeper_watchdog.model import RequestRecord, Severity, Slo
 from tests.unit.watched_fleet import WatchedFleet, record
 
 MINUTE_S = 60.0
@@ -40,9 +41,9 @@ def test_a_wide_spread_is_told_for_information() -> None:
         ([record(0.0)] * 300, "no latency at all"),
     ],
 )
-def test_no_distortion_is_told_of(records: list[object], why: str) -> None:
+def test_no_distortion_is_told_of(records: list[RequestRecord], why: str) -> None:
     watched = WatchedFleet(distortion.DETECTOR)
-    watched.told(*records)  # type: ignore[arg-type]
+    watched.told(*records)
     assert watched.look() == (), why
 
 
@@ -195,8 +196,8 @@ def test_it_stays_while_it_lasts_and_ends_with_it() -> None:
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.name)
-def test_a_backend_that_is_gone_is_forgotten(detector: object) -> None:
-    watched = WatchedFleet(detector, names=("a", "gone"))  # type: ignore[arg-type]
+def test_a_backend_that_is_gone_is_forgotten(detector: Detector) -> None:
+    watched = WatchedFleet(detector, names=("a", "gone"))
     for _ in range(30):
         watched.told(record(0.1, "a"), record(0.1, "gone"))
         watched.did("gone", ttft_s=[0.1] * 9, errors=1)
@@ -213,10 +214,10 @@ _TICK = st.tuples(st.floats(0, 4_000), st.lists(_RECORD, max_size=8), st.floats(
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.name)
 @given(ticks=st.lists(_TICK, max_size=12))
-def test_whatever_comes_in_nothing_is_raised_and_nobody_is_woken(detector: object, ticks: list[object]) -> None:
+def test_whatever_comes_in_nothing_is_raised_and_nobody_is_woken(detector: Detector, ticks: list[Any]) -> None:
     """Gaps, counters that go back, values that cannot be: a handful of them is evidence of nothing."""
-    watched = WatchedFleet(detector, slo=Slo(50.0, 50.0, 50.0))  # type: ignore[arg-type]
-    for after_s, records, rise, state in ticks:  # type: ignore[misc]
+    watched = WatchedFleet(detector, slo=Slo(50.0, 50.0, 50.0))
+    for after_s, records, rise, state in ticks:
         seen = watched.seen["a"]
         seen.ok, seen.state = max(0.0, seen.ok + rise), state
         seen.counts = [max(0.0, count + rise) for count in seen.counts]

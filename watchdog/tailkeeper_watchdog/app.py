@@ -19,11 +19,14 @@ from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
+from tailkeeper_watchdog.baseline_set import BaselineSet
+from tailkeeper_watchdog.baseline_store import BaselineStore, Keeper, read_file
 from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
-from tailkeeper_watchdog.core import PolicySetting, Rules
+from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.detectors import block_e
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
@@ -112,6 +115,9 @@ class Watchdog:
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
         self._durations = TickDurations()
+        given = read_file(config.watchdog.baselines) if config.watchdog.baselines else BaselineSet()
+        store = BaselineStore.beside(config.watchdog.state)
+        learned = block_e.Memory(given=given, restored=store.load(time.time()))
         modes = policy_modes(config.policies)
         self.loop = Loop(
             Parts(
@@ -124,9 +130,11 @@ class Watchdog:
                 rules=_rules(config),
                 guards=config.guards,
                 tick_s=config.watchdog.tick_s,
+                memory=Memory(detectors={block_e.DETECTOR.name: learned}),
             ),
             self._after_tick,
         )
+        self._keeper = Keeper(store, lambda: self.loop.drift.baselines, time.time)
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
@@ -169,15 +177,17 @@ class Watchdog:
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
         sending = asyncio.create_task(self._notifier.run()) if self._notifier else None
+        keeping = asyncio.create_task(self._keeper.run())
         try:
             yield
         finally:
             stop.set()
             await ticking
-            if sending is not None:
-                sending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await sending
+            beside = [task for task in (sending, keeping) if task is not None]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await self._keeper.keep()
             await self.close()
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailkeeper_watchdog.detectors import distortion, growth, improved_but_broken, slo_burn, state, zscore
+from tailkeeper_watchdog.detectors import block_e, distortion, growth, improved_but_broken, slo_burn, state, zscore
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 
 DETECTORS: tuple[Detector, ...] = (
@@ -12,6 +12,7 @@ DETECTORS: tuple[Detector, ...] = (
     zscore.DETECTOR,
     slo_burn.DETECTOR,
     improved_but_broken.DETECTOR,
+    block_e.DETECTOR,
 )
 
 __all__ = ["DETECTORS", "Detector", "Symptom"]
