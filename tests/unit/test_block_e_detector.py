@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.baseline_set import BaselineSet, Form
 from tailkeeper_watchdog.detectors import Symptom, block_e
-from tailkeeper_watchdog.drift import Collector
+from tailkeeper_watchdog.drift import Collector, page_evidence
 from tailkeeper_watchdog.model import Severity
 from tests.unit.baselines_at_hand import BLOCK_S, bucket_baseline_of, requests, rows_baseline
 from tests.unit.watched_fleet import WALL_S, WatchedFleet, record
@@ -90,7 +90,9 @@ def test_a_drift_that_lasts_pages_by_the_count_of_backends_that_are_looked_at() 
         severities += [s.severity for s in blocks(watched, 1, rng, factor=1.6, sick=("b",))]
     assert severities[0] is Severity.TICKET
     assert severities[-1] is Severity.PAGE
-    assert {s.backend for s in blocks(watched, 1, rng)} == {"b"}
+    (drift,) = blocks(watched, 1, rng)
+    assert drift.backend == "b"
+    assert drift.evidence["page_evidence"] > page_evidence(3)
 
 
 def test_the_symptom_ends_a_quarter_of_an_hour_after_the_last_proof() -> None:

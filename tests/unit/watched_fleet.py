@@ -15,7 +15,7 @@ from tailkeeper_exporter.readings import Histogram, Reading, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, Rules, score_fleet
 from tailkeeper_watchdog.detectors import Detector, Symptom
-from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, RequestRecord, Slo, Target
+from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, RequestRecord, Situation, Slo, Target
 from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 BOUNDS = tuple(sorted((*catalog.LATENCY_BUCKETS, inf)))
@@ -64,14 +64,18 @@ class WatchedFleet:
 
     def look(self, after_s: float = 5.0) -> tuple[Symptom, ...]:
         """One tick, ``after_s`` later."""
+        self.state, symptoms = self.detector.detect(self.situation(after_s), self.state)
+        return symptoms
+
+    def situation(self, after_s: float) -> Situation:
+        """What the detectors would see, ``after_s`` later."""
         self.now += after_s
         backends = tuple(Backend(name, "m", (Target("edge", name, self.pool),)) for name in self.seen)
         observations = {name: self._observation(name, seen) for name, seen in self.seen.items()}
         snapshot = FleetSnapshot(1, self.now, WALL_S + self.now, backends, observations)
         self.memory, situation = score_fleet(snapshot, tuple(self._records), self.memory, self.rules)
         self._records = []
-        self.state, symptoms = self.detector.detect(situation, self.state)
-        return symptoms
+        return situation
 
     def forget(self, name: str) -> None:
         del self.seen[name]

@@ -77,7 +77,8 @@ class Alarm:
     last_at: float
     evidence: float
     blocks: int
-    paged: bool = False
+    page_evidence: float | None = None
+    """What it took, where the pool's evidence said page."""
 
 
 @dataclass(slots=True)
@@ -146,14 +147,17 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     memory = _with_fleet(_with_watches(situation, memory))
     _feed_records(situation, memory)
     _feed_buckets(situation, memory)
-    paged = _paged(situation, memory)
-    now = situation.snapshot.now
-    symptoms = (
-        _symptom(name, form, watch, watch.alarm, paged.get(name))
-        for name, form, watch in memory.watches()
-        if watch.alarm is not None and now - watch.alarm.last_at <= HOLD_S
-    )
-    return memory, tuple(symptoms)
+    _page(situation, memory)
+    return memory, tuple(_symptoms(memory, situation.snapshot.now))
+
+
+def _symptoms(memory: Memory, now: float) -> Iterator[Symptom]:
+    """One for a backend: what its records say comes before what its buckets say."""
+    told: set[str] = set()
+    for name, form, watch in memory.watches():
+        if watch.alarm is not None and now - watch.alarm.last_at <= HOLD_S and name not in told:
+            told.add(name)
+            yield _symptom(name, form, watch, watch.alarm)
 
 
 # Baselines
@@ -321,23 +325,20 @@ def _take_for_usual(watch: Watch) -> None:
     watch.why_new = f"the shift was there for {STABLE_S / 3600:.0f} hours and is taken for usual"
 
 
-def _paged(situation: Situation, memory: Memory) -> dict[str, float]:
-    """The backends that are a page, with the evidence that it took; their evidence for the next page starts anew."""
+def _page(situation: Situation, memory: Memory) -> None:
+    """Mark the backends that are a page; their evidence for the next one starts anew."""
     backends = situation.snapshot.backends
     least = page_evidence(1, max(1, len(backends)))  # all of a fleet of one pool together: nobody pages with less
-    values = {name: value for name, _, watch in memory.watches() if (value := _page_value(watch)) >= least}
-    if not values:
-        return {}
+    if not any(_page_value(watch) >= least for _, _, watch in memory.watches()):
+        return
     pools: dict[tuple[str, str], dict[str, float | None]] = {}
     for backend in backends:
         pool = next(((t.gateway, t.pool) for t in backend.targets), ("", ""))
         own = max((_page_value(watch) for watch in memory.of(backend.name)), default=None)
         pools.setdefault(pool, {})[backend.name] = own
-    found = {name: of_pool[name] or 0.0 for of_pool in pools.values() for name in pages(of_pool, len(backends))}
-    for name in found:
-        for watch in memory.of(name):
-            _start_page(situation, watch)
-    return found
+    for of_pool in pools.values():
+        for name in pages(of_pool, len(backends)):
+            _start_page(situation, max(memory.of(name), key=_page_value))
 
 
 def _page_value(watch: Watch) -> float:
@@ -352,23 +353,23 @@ def _start_page(situation: Situation, watch: Watch) -> None:
     if watch.alarm is None:
         blocks = watch.test.evidence.blocks - watch.calm_block
         watch.alarm = Alarm(watch.calm_unix_s, snapshot.time_unix_s, snapshot.now, snapshot.now, reached, blocks)
-    watch.alarm.paged, watch.alarm.last_at = True, snapshot.now
+    watch.alarm.page_evidence, watch.alarm.last_at = reached, snapshot.now
     watch.test.evidence.start_page()
 
 
 # What people are told
 
 
-def _symptom(name: str, form: Form, watch: Watch, alarm: Alarm, page_value: float | None) -> Symptom:
+def _symptom(name: str, form: Form, watch: Watch, alarm: Alarm) -> Symptom:
     baseline = watch.baseline
     is_raw = baseline is None or baseline.is_raw
-    severity = Severity.INFO if is_raw else Severity.PAGE if alarm.paged else Severity.TICKET
+    severity = Severity.INFO if is_raw else Severity.PAGE if alarm.page_evidence is not None else Severity.TICKET
     seen = _seen_rows(watch) if form is Form.ROWS else _seen_buckets(watch)
     evidence: dict[str, Any] = {
         "form": "request records" if form is Form.ROWS else "histogram buckets",
         "evidence": alarm.evidence,
         "limit": BLOCK_E.alarm_evidence,
-        "page_evidence": page_value,
+        "page_evidence": alarm.page_evidence,
         "rising_since": alarm.began_unix_s,
         "blocks": alarm.blocks,
         "block_s": BLOCK_E.block_s,
