@@ -49,6 +49,7 @@ from tailkeeper_watchdog.model import EMPTY, Backend, Epoch, FindingKind, Reques
 SIGNAL = "ttft"
 READ_SPACING_S = BLOCK_E.block_s
 """Between two readings of a backend's buckets: one block."""
+SLICES = 20
 RECORDS_FRESH_S = 60.0
 """Without a record for this long a backend's buckets are judged again."""
 HOLD_S = 900.0
@@ -177,7 +178,10 @@ def _with_watches(situation: Situation, memory: Memory) -> Memory:
         if known is None or known.epoch != epoch.number:
             seen = situation.fresh(name)
             if seen is not None and catalog.TTFT.name in seen.histograms:
+                place = len(buckets)
                 buckets[name] = _new_watch(situation, backend, memory, Form.BUCKETS, epoch)
+                # Spread over a block's time, or every tenth second would be the whole fleet's.
+                buckets[name].fed_at = situation.snapshot.now - READ_SPACING_S * (1.0 - place % SLICES / SLICES)
         known = rows.get(name)
         if (known is None or known.epoch != epoch.number) and (known is not None or situation.requests(name)):
             rows[name] = _new_watch(situation, backend, memory, Form.ROWS, epoch)

@@ -154,6 +154,8 @@ def _with_new(memory: Memory, fleet: tuple[str, ...]) -> Memory:
 def forget(memory: Memory, gone: frozenset[str]) -> Memory:
     """The memory without the lines of backends that are gone."""
     rows = [row for row, name in enumerate(memory.names) if name not in gone]
+    if len(rows) == len(memory.names):
+        return memory
     return replace(
         memory,
         names=tuple(memory.names[row] for row in rows),
