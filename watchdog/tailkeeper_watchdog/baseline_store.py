@@ -102,12 +102,12 @@ class BaselineStore:
 
     def save(self, changed: Mapping[Key, AnyBaseline], ended: frozenset[Key], wall: float) -> bool:
         """Write these, and take those away, all at once or not at all. False where that failed."""
-        rows = [(name, form.value, text, wall) for (name, form), b in changed.items() if (text := _text(name, b)) is not None]
         try:
+            rows = [(n, form.value, text, wall) for (n, form), b in changed.items() if (text := _text(n, b)) is not None]
             with contextlib.closing(self._open()) as database, database:
                 database.executemany("DELETE FROM baselines WHERE backend = ? AND form = ?", [(n, f.value) for n, f in ended])
                 database.executemany("INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?)", rows)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             if str(error) != self._last_error:
                 log.warning("the baselines could not be saved", path=str(self._path), error=str(error))
             self._last_error = str(error)
