@@ -53,6 +53,7 @@ bench: $(READY) ## The project's own benchmarks, as JSON.
 	@$(BIN)/tailkeeper bench p99
 	@$(BIN)/tailkeeper bench loop
 	@$(BIN)/tailkeeper bench tap
+	@$(BIN)/tailkeeper bench drift --json
 
 clean: ## Remove the environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

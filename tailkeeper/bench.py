@@ -62,6 +62,9 @@ class SyntheticSource:
         self._sick = frozenset(self._random.sample(names, int(SICK_SHARE * len(names))))
         self._passing = names[0]
         self._bounds = tuple(sorted((*catalog.LATENCY_BUCKETS, inf)))
+        means = {catalog.TTFT: 0.2, catalog.ITL: 0.02, catalog.LATENCY: 4.0}
+        # Evenly spread about their mean, and so within the default SLO: nearly all of a fleet is well.
+        self._shapes = [(m.name, mean_s, [min(1.0, b / (2 * mean_s)) for b in self._bounds]) for m, mean_s in means.items()]
         self._ticks = 0
         self._next = Collected()
 
@@ -94,10 +97,9 @@ class SyntheticSource:
             catalog.CPU_USAGE.name: 0.3,
         }
         readings: dict[str, Reading[float]] = {key: present(value, now) for key, value in values.items()}
-        shape = [min(1.0, (i + 1) / 8) for i in range(len(self._bounds))]
-        counts = tuple(done * s for s in shape)
-        means = {catalog.TTFT: 0.2, catalog.ITL: 0.02, catalog.LATENCY: 4.0}
-        histograms = {m.name: Histogram(self._bounds, counts, mean_s * done) for m, mean_s in means.items()}
+        histograms = {
+            name: Histogram(self._bounds, tuple(done * s for s in shape), mean_s * done) for name, mean_s, shape in self._shapes
+        }
         return BackendObservation(name, State.HUNG if sick else State.SERVING, 0.0, None, readings, histograms)
 
     async def close(self) -> None:

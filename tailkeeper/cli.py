@@ -176,10 +176,24 @@ def check_config(config: ConfigFile) -> None:
     from tailkeeper.support import found_now, support_table
 
     loaded = _load(config)
+    _check_baselines(loaded.watchdog.baselines)
     typer.echo(support_table(loaded))
     for line in found_now(loaded):
         typer.echo(line)
     typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")
+
+
+def _check_baselines(path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        from tailkeeper_watchdog.baseline_store import BaselineFileError, read_file
+    except ImportError as error:
+        _need("watchdog", error)
+    try:
+        read_file(path)
+    except BaselineFileError as error:
+        fail(USAGE, str(error))
 
 
 @app.command("config")
@@ -363,6 +377,30 @@ def bench_tap(
         typer.echo(json.dumps(asyncio.run(run(streams, seconds, rounds, seed))))
     except RuntimeError as error:
         fail(FAILED, str(error))
+
+
+@bench.command("drift")
+def bench_drift(
+    as_json: Annotated[bool, typer.Option("--json", help="Figures instead of tables; a file always gives JSON.")] = False,
+    seed: Seed = 1,
+    records: Annotated[Path | None, typer.Option("--input", help="CSV of request records to run every detector over.")] = None,
+    baseline: Annotated[int, typer.Option(min=1, help="With --input: so many first rows are the baseline.")] = 20_000,
+    streams: Annotated[int, typer.Option(min=1, max=50, help="Simulated streams of each kind, with and without drift.")] = 4,
+    quick: Annotated[bool, typer.Option("--quick", help="One short stream of each kind: a look, not a measurement.")] = False,
+) -> None:
+    """Drift detectors: false alarms, share of drifts found and delay, on simulated streams or a file."""
+    try:
+        from tailkeeper import bench_drift as drift
+    except ImportError as error:
+        _need("watchdog", error)
+    if records is not None:
+        try:
+            typer.echo(json.dumps(drift.input_bench(records, baseline)))
+        except (ValueError, OSError) as error:
+            fail(USAGE, f"--input {records}: {error}")
+        return
+    figures = drift.stream_bench(drift.QUICK if quick else drift.Size(streams), seed)
+    typer.echo(json.dumps(figures) if as_json else drift.table(figures))
 
 
 def main() -> None:

@@ -151,8 +151,6 @@ def _not_yet(config: Config) -> Iterator[str]:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
     if config.watchdog.otlp.endpoint is not None:
         yield f"watchdog.otlp.endpoint: sending logs {NOT_YET} (given: {config.watchdog.otlp.endpoint})"
-    if config.watchdog.baselines is not None:
-        yield f"watchdog.baselines: a saved baseline {NOT_YET} (given: {config.watchdog.baselines})"
 
 
 def _example(config: Config) -> WatchedBackend:
@@ -322,6 +320,8 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "exporter.otlp.headers_file", config.exporter.otlp.headers_file
     if config.exporter.token_file:
         yield "exporter.token_file", config.exporter.token_file
+    if config.watchdog.baselines:
+        yield "watchdog.baselines", config.watchdog.baselines
     if config.watchdog.token_file:
         yield "watchdog.token_file", config.watchdog.token_file
     yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)

@@ -17,7 +17,7 @@ from tailkeeper_watchdog.attribution.changes import Candidate
 from tailkeeper_watchdog.attribution.hand_down import Given
 from tailkeeper_watchdog.attribution.request_log import RequestLog
 from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank
-from tailkeeper_watchdog.collect.base import RequestRecord
+from tailkeeper_watchdog.model import RequestRecord
 
 MIN_RISE = 1.2
 FAULTS = ("prefill", "tenant", "canary", "throttle", "cpu", "none")

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ def _configuration(
             "tick_s": 0.5,
             "source": {"kind": "exporter", "urls": [f"http://127.0.0.1:{exporter_port}"]},
             "state": str(folder / "tailkeeper.db"),
+            "baselines": str(resources.files("tailkeeper_demo") / "baselines.json"),
             "alertmanager": {"url": alertmanager},
         },
         "policies": {"gpu_health_gate": {"mode": "enforce", "params": {"breaker_open_s": 15, "breaker_trial_requests": 5}}},

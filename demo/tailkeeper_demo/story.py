@@ -25,6 +25,8 @@ from tailkeeper_demo.stack import SLO_TTFT_S, Addresses, start
 WARM_UP_S = 12.0
 """Enough for windows, baselines and a first minute's half of traffic."""
 ONE_STORY_S = 75.0
+SLOW_STORY_S = 170.0
+"""Slowness beyond what load explains is proved block by block, ten seconds each: a longer story shows ``block_e`` find it."""
 PAUSE_BETWEEN_S = 45.0
 POLL_S = 0.25
 SEED = 7
@@ -50,6 +52,8 @@ class Plan:
         """How long the fault lasts: long enough to be felt, short enough that its end is seen."""
         if self.fault is FaultKind.RESTART:
             return 6.0
+        if self.fault is FaultKind.SLOW and (self.duration_s or SLOW_STORY_S) >= SLOW_STORY_S:
+            return 100.0
         whole = min(self.duration_s or ONE_STORY_S, ONE_STORY_S)
         return max(12.0, 0.3 * whole)
 
@@ -65,7 +69,7 @@ def run_demo(
     if mix != "online":
         raise DemoError(f"--mix: {mix!r} is not in this version; allowed: online", 2)
     if duration is None and not sys.stdout.isatty():
-        duration = ONE_STORY_S
+        duration = SLOW_STORY_S if kind is FaultKind.SLOW else ONE_STORY_S
     with tempfile.TemporaryDirectory(prefix="tailkeeper-demo-") as name:
         processes = Processes(Path(name))
         try:

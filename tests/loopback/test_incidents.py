@@ -12,7 +12,7 @@ import numpy as np
 
 from tailkeeper_watchdog.attribution.combine import attribute
 from tailkeeper_watchdog.attribution.request_log import RequestLog
-from tailkeeper_watchdog.collect.base import RequestRecord
+from tailkeeper_watchdog.model import RequestRecord
 from tests.incidents import FAULTS, incident
 
 FIRST_SEED = 20_000

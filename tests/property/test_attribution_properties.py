@@ -19,7 +19,7 @@ from tailkeeper_watchdog.attribution.request_log import ROW, RequestLog
 from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank, stage_rises
 from tailkeeper_watchdog.attribution.shapley import MAX_PLAYERS, shapley
 from tailkeeper_watchdog.attribution.stages import Staged, stage_shift
-from tailkeeper_watchdog.collect.base import RequestRecord
+from tailkeeper_watchdog.model import RequestRecord
 
 seconds = st.none() | st.floats(0, 1e6) | st.just(0.0)
 tokens = st.none() | st.floats(0, 1e9)

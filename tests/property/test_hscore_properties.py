@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.core import Memory, Rules, score_fleet
-from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, HealthScore, Slo
+from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, HealthScore, RequestRecord, Slo
 from tailkeeper_watchdog.scoring.history import History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import FACTORS, score
 from tailkeeper_watchdog.window import OUTCOME_SLOT

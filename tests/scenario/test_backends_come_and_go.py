@@ -10,9 +10,9 @@ import pytest
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
-from tailkeeper_watchdog.collect.base import Collected, RequestRecord
+from tailkeeper_watchdog.collect.base import Collected
 from tailkeeper_watchdog.fleet import GONE
-from tailkeeper_watchdog.model import DRAIN, SERVE, Finding, FindingKind, Knob, Mode
+from tailkeeper_watchdog.model import DRAIN, SERVE, Finding, FindingKind, Knob, Mode, RequestRecord
 from tailkeeper_watchdog.plan import return_wait_s
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import TICK_S, World

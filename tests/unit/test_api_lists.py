@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tailkeeper_watchdog.api.received import MAX_ALERTS_KEPT
 from tailkeeper_watchdog.api.strict import encode
+from tailkeeper_watchdog.baseline_set import BaselineSet, parse
 from tailkeeper_watchdog.model import EMPTY, Finding, FindingKind, Knob, Outcome, Severity
 from tests.unit.watchdog_http import (
     ALERT,
@@ -190,3 +191,16 @@ async def test_only_the_newest_alerts_are_kept(tmp_path: Path) -> None:
     assert len(rows) == MAX_ALERTS_KEPT
     assert rows[0]["fingerprint"] == f"f{MAX_ALERTS_KEPT + 99}"
     assert rows[-1]["fingerprint"] == "f100"
+
+
+# Baselines
+
+
+async def test_baselines_are_a_file_that_the_watchdog_takes_and_say_what_is_still_missing(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    await world.run(30)
+    async with asked(world, ticks_s=0) as ask:
+        document = await ask.get("/api/v1/baselines")
+    assert parse(document) == BaselineSet()
+    assert set(document["gathering"]) == set(world.sick)
+    assert "a baseline needs 20,000 requests and 40 min" in document["gathering"]["a"]["why"]

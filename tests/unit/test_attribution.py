@@ -17,8 +17,7 @@ from tailkeeper_watchdog.attribution.segments import Values, alone, segment_shif
 from tailkeeper_watchdog.attribution.shapley import shapley
 from tailkeeper_watchdog.attribution.stages import Staged, own_share, p99, stage_shift
 from tailkeeper_watchdog.attribution.words import causes, evidence, rank_error, sentence
-from tailkeeper_watchdog.collect.base import RequestRecord
-from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, Decision, Knob, KnobValue, Outcome, Share
+from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, Decision, Knob, KnobValue, Outcome, RequestRecord, Share
 from tests.incidents import FAULTS, incident
 
 RNG = np.random.default_rng
@@ -221,7 +220,7 @@ def _failing(part_of_b: float, count: int = 3_000) -> Sample:
                 0.1,
                 0.01,
                 1.0,
-                start=float(i),
+                start_unix_s=float(i),
                 tenant=tenant,
             )
             for i, tenant in enumerate(rng.choice(["a", "b", "c"], count))

@@ -13,7 +13,6 @@ from tailkeeper_exporter.readings import present
 from tailkeeper_exporter.state import State as BackendState
 from tailkeeper_watchdog.attribution import attend
 from tailkeeper_watchdog.attribution.attend import BLUR_S, MAX_PER_TICK, REFRESH_S, State, learn
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.findings import Book
 from tailkeeper_watchdog.forgetting import forget
 from tailkeeper_watchdog.model import (
@@ -25,6 +24,7 @@ from tailkeeper_watchdog.model import (
     FleetSnapshot,
     Knob,
     Outcome,
+    RequestRecord,
     Severity,
     Situation,
     Slo,
@@ -67,7 +67,7 @@ def _records(now: float, factor: float, count: int = 25, canary: str = "v1") -> 
             float(p + n + 0.001),
             0.02,
             float(p + n + 2.0),
-            start=now + i / count,
+            start_unix_s=now + i / count,
             queue_s=0.001,
             prefill_s=float(p),
             canary_revision=canary,

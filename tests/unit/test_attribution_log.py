@@ -20,11 +20,11 @@ from tailkeeper_watchdog.attribution.request_log import (
 )
 from tailkeeper_watchdog.attribution.resources import LINES, ResourceLog
 from tailkeeper_watchdog.attribution.segments import codes_of
-from tailkeeper_watchdog.collect.base import RequestRecord
+from tailkeeper_watchdog.model import RequestRecord
 
 
 def _record(start: float = 0.0, tenant: str | None = None) -> RequestRecord:
-    return RequestRecord("a", "ok", 0.5, None, 2.0, start=start, tenant=tenant)
+    return RequestRecord("a", "ok", 0.5, None, 2.0, start_unix_s=start, tenant=tenant)
 
 
 @pytest.mark.parametrize(("backends", "rows"), [(1, MAX_ROWS), (100, MAX_ROWS), (200, 5_000), (2_000, 500), (20_000, MIN_ROWS)])

@@ -90,7 +90,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
     ("document", "key"),
     [
         ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
-        ({"watchdog": {"baselines": "b.json"}}, "watchdog.baselines"),
         ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),
         (
             {"gateways": [{"name": "w", "kind": "webhook", "url": "http://127.0.0.1:1", "replicas": ["http://127.0.0.1:2"]}]},
@@ -361,3 +360,26 @@ def test_no_document_does_anything_but_parse_or_explain_itself(document: dict[st
     except ConfigError as error:
         problems = error.problems
     assert all(problem.strip() for problem in problems)
+
+
+@pytest.mark.parametrize("command", ["check-config", "watchdog", "up"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "b.json cannot be read: No such file"),
+        ("{", "is not valid JSON"),
+        ('{"version": 1, "models": {"m": [{"kind": "x"}]}}', "models.m[0].kind must be one of block_e, bucket_e"),
+    ],
+)
+def test_a_wrong_file_of_baselines_ends_the_start_with_the_place_that_is_wrong(
+    tmp_path: Path, command: str, content: str | None, said: str
+) -> None:
+    baselines = tmp_path / "b.json"
+    if content is not None:
+        baselines.write_text(content)
+    file = tmp_path / "t.yaml"
+    file.write_text(yaml.safe_dump({"watchdog": {"baselines": str(baselines), "state": str(tmp_path / "t.db")}}))
+    result = CliRunner().invoke(app, [command, "-c", str(file)])
+    assert result.exit_code == 2
+    assert "watchdog.baselines: " in result.output
+    assert said in result.output

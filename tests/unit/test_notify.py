@@ -177,6 +177,14 @@ def test_a_hung_backend_is_told_with_its_pools_and_the_policy_that_acts() -> Non
     assert "endsAt" not in alert
 
 
+@pytest.mark.parametrize(("rule", "name"), [("fast", "SLOBurnFast"), ("slow", "SLOBurnSlow"), ("trickle", "SLOTrickle")])
+def test_a_burn_is_told_by_the_rule_that_holds_and_each_signal_is_an_alert_of_its_own(rule: str, name: str) -> None:
+    found = [replace(_finding(FindingKind.SLO_BURN), evidence={"rule": rule}, signal=signal) for signal in ("ttft", "itl", "")]
+    alerts = _alerts(*found)
+    assert {alert["labels"]["alertname"] for alert in alerts} == {name}
+    assert [alert["labels"].get("signal") for alert in alerts] == ["ttft", "itl", None]
+
+
 def test_a_policy_that_only_observes_is_no_strategy() -> None:
     (alert,) = _alerts(_finding(), desired=(_wish(Mode.OBSERVE),))
     assert alert["labels"]["self_heal_strategy"] == "none"

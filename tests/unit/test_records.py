@@ -14,8 +14,17 @@ import pytest
 
 from tailkeeper_exporter.readings import absent, present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.collect.base import Collected, RequestRecord
-from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Situation, Slo, Target, TickRecord
+from tailkeeper_watchdog.collect.base import Collected
+from tailkeeper_watchdog.model import (
+    Backend,
+    BackendObservation,
+    FleetSnapshot,
+    RequestRecord,
+    Situation,
+    Slo,
+    Target,
+    TickRecord,
+)
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
 from tailkeeper_watchdog.records.file import Recorder, previous, read
 from tailkeeper_watchdog.records.lines import Decoder, RecordedTick, RunStart

@@ -9,9 +9,8 @@ import pytest
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
-from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, Situation, Slo
+from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, RequestRecord, Situation, Slo
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.window import OUTCOME_SLOT
 

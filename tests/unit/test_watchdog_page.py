@@ -211,3 +211,20 @@ async def test_promtool_finds_nothing_to_say_about_the_page(tmp_path: Path) -> N
     text, _ = await _page(await _sick(tmp_path))
     checked = await asyncio.to_thread(subprocess.run, argv, input=text, capture_output=True, text=True, timeout=60, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+async def test_every_detector_of_what_users_get_tells_quiet_from_found_for_each_of_its_signals(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    world.sick["b"].errors_per_tick = 4.0
+    await world.run(240)
+    text, _ = await _page(world)
+    found = {
+        (sample.labels["backend"], sample.labels["detector"], sample.labels["signal"]): sample.value
+        for family in read_text(text)
+        for sample in family.samples
+        if sample.name == metrics.DRIFT_ACTIVE.name
+    }
+    latency_only = ("growth", "distortion", "zscore", "block_e", "improved_but_broken")
+    expected = {(d, "ttft") for d in latency_only} | {("slo_burn", s) for s in ("ttft", "itl", "e2e", "")}
+    assert {key[1:] for key in found if key[0] == "a"} == expected
+    assert [key for key, value in found.items() if value] == [("b", "slo_burn", "")]

@@ -19,12 +19,15 @@ from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
+from tailkeeper_watchdog.baseline_set import BaselineSet
+from tailkeeper_watchdog.baseline_store import BaselineStore, Keeper, read_file
 from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.collect.native_pages import NativePages
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
-from tailkeeper_watchdog.core import PolicySetting, Rules
+from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.detectors import block_e
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
@@ -136,6 +139,9 @@ class Watchdog:
         self.weighing = Weighing(self.ledger, config.hscore.weights.model_dump(), time.time)
         self._weights_file, self._named = weights_file, "weights" in config.hscore.model_fields_set
         self._durations = TickDurations()
+        given = read_file(config.watchdog.baselines) if config.watchdog.baselines else BaselineSet()
+        store = BaselineStore.beside(config.watchdog.state)
+        learned = block_e.Memory(given=given, restored=store.load(time.time()))
         modes = policy_modes(config.policies)
         self.loop = Loop(
             Parts(
@@ -149,10 +155,12 @@ class Watchdog:
                 weighing=self.weighing,
                 guards=config.guards,
                 tick_s=config.watchdog.tick_s,
+                memory=Memory(detectors={block_e.DETECTOR.name: learned}),
             ),
             self._after_tick,
         )
         self._recorder = build_recorder(config, self.loop.parts)
+        self._keeper = Keeper(store, lambda: self.loop.drift.baselines, time.time)
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
@@ -196,7 +204,7 @@ class Watchdog:
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
-        beside = [self._notifier.run()] if self._notifier else []
+        beside = [self._keeper.run(), *([self._notifier.run()] if self._notifier else [])]
         if self._weights_file is not None:
             beside.append(self._weights_file.follow(self.weighing.take_file, named=self._named))
         tasks = [asyncio.create_task(work) for work in beside]
@@ -208,6 +216,7 @@ class Watchdog:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._keeper.keep()
             await self.close()
 
     async def close(self) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.attribution import attend
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
 from tailkeeper_watchdog.findings import Book, close_gone, update
 from tailkeeper_watchdog.fleet import GONE
@@ -25,10 +24,12 @@ from tailkeeper_watchdog.model import (
     EMPTY,
     Decision,
     DesiredState,
+    Epoch,
     FindingKind,
     FleetSnapshot,
     Mode,
     Refusal,
+    RequestRecord,
     Severity,
     Situation,
     Slo,
@@ -38,6 +39,7 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
+from tailkeeper_watchdog.scoring.epochs import follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.ring import LatencyRing
@@ -73,6 +75,7 @@ class Memory:
     histories: Mapping[str, History] = field(default_factory=lambda: EMPTY)
     uptimes: Mapping[str, Uptime] = field(default_factory=lambda: EMPTY)
     rings: Mapping[tuple[str, str], tuple[LatencyRing, float]] = field(default_factory=lambda: EMPTY)
+    epochs: Mapping[str, Epoch] = field(default_factory=lambda: EMPTY)
     detectors: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     policies: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     book: Book = field(default_factory=Book)
@@ -90,6 +93,7 @@ def forget(memory: Memory, gone: frozenset[str], targets: frozenset[Target], wal
         histories=without(before.histories, gone),
         uptimes=without(before.uptimes, gone),
         rings=without(before.rings, gone),
+        epochs=without(before.epochs, gone),
         detectors={name: detectors[name].forget(held, gone) for name, held in before.detectors.items()},
         policies={name: policies[name].forget(held, gone) for name, held in before.policies.items()},
         book=close_gone(before.book, gone, GONE, wall),
@@ -104,6 +108,7 @@ def score_fleet(
     """Windows, uptimes, exact quantiles and scores of every backend."""
     now = snapshot.now
     histories: dict[str, History] = {}
+    epochs: dict[str, Epoch] = dict(memory.epochs)
     uptimes: dict[str, Uptime] = {}
     windows, recent, scores = {}, {}, {}
     restarted: set[str] = set()
@@ -118,6 +123,7 @@ def score_fleet(
             if seen.state is State.STARTING or (history.anew and history is not before):
                 restarted.add(name)
             uptime = observe(uptime, seen.state, now)
+            epochs[name] = follow(epochs.get(name), seen, now)
         histories[name], uptimes[name] = history, uptime
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
         windows[name] = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
@@ -126,14 +132,26 @@ def score_fleet(
     # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
     # an engine that is away answers no page, and its last requests were read while it did not.
     kept = without(memory.rings, frozenset(restarted)) if restarted else memory.rings
-    rings = _fill(kept, tuple(r for r in records if r.backend in histories), now)
+    heard = _by_backend(records, histories)
+    rings = _fill(kept, tuple(r for of_one in heard.values() for r in of_one), now)
     exact = {
         key: quantile
         for key, (ring, at) in rings.items()
         if now - at <= RECORDS_FRESH_S and len(ring) >= MIN_RECORDS and (quantile := ring.quantile(0.99)) is not None
     }
-    memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings)
-    return memory, Situation(snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact)
+    memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings, epochs=epochs)
+    return memory, Situation(
+        snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact, records=heard, epochs=epochs
+    )
+
+
+def _by_backend(records: tuple[RequestRecord, ...], known: Mapping[str, History]) -> dict[str, tuple[RequestRecord, ...]]:
+    """The records of the fleet's backends; whoever else was told of is nobody's."""
+    heard: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        if record.backend in known:
+            heard.setdefault(record.backend, []).append(record)
+    return {name: tuple(of_one) for name, of_one in heard.items()}
 
 
 def _fill(

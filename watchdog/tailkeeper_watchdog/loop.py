@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -18,7 +18,7 @@ from tailkeeper_watchdog import core
 from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
-from tailkeeper_watchdog.detectors import Symptom
+from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext
 from tailkeeper_watchdog.ledger import Ledger
@@ -72,6 +72,8 @@ class Parts:
     tick_s: float
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+    memory: Memory = field(default_factory=Memory)
+    """What is remembered from before the start."""
 
 
 def _in_words(error: BaseException) -> str:
@@ -95,7 +97,7 @@ class Loop:
 
     def __init__(self, parts: Parts, on_tick: Callable[[TickRecord], None] = lambda record: None) -> None:
         self.parts = parts
-        self.memory = Memory()
+        self.memory = parts.memory
         self.latest: TickRecord | None = None
         self.inputs: TickInputs | None = None
         """What the latest tick was computed from; None where it failed before it had read anything."""
@@ -390,6 +392,12 @@ class Loop:
 
     def findings(self) -> tuple[Finding, ...]:
         return self.memory.book.open_findings
+
+    @property
+    def drift(self) -> block_e.Memory:
+        """The drift baselines and what is known of those that are gathered."""
+        held = self.memory.detectors.get(block_e.DETECTOR.name)
+        return held if isinstance(held, block_e.Memory) else block_e.Memory()
 
     async def release(self, why: str, backend: str | None = None) -> Executed:
         """Give back what we changed, everywhere or at one backend, now. Waits for a tick in progress."""

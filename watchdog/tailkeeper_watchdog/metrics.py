@@ -22,7 +22,10 @@ HSCORE = _gauge("tailkeeper_hscore", Unit.RATIO, "Health score of a backend, 1 i
 HSCORE_FACTOR = _gauge("tailkeeper_hscore_factor", Unit.RATIO, "Goodness of one factor of the score.", (BACKEND, FACTOR))
 BACKEND_P99 = _gauge("tailkeeper_backend_p99_seconds", Unit.SECONDS, "P99 over the window.", (BACKEND, SIGNAL))
 DRIFT_ACTIVE = _gauge(
-    "tailkeeper_drift_active", Unit.ONE, "1 while a detector holds a finding open.", (BACKEND, SIGNAL, DETECTOR)
+    "tailkeeper_drift_active",
+    Unit.ONE,
+    "1 while a detector holds a finding open; signal is empty for failed requests.",
+    (BACKEND, SIGNAL, DETECTOR),
 )
 DESIRED_WEIGHT = _gauge(
     "tailkeeper_desired_weight", Unit.RATIO, "Share of its normal weight that the policies want a backend to have.", (BACKEND,)

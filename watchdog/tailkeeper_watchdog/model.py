@@ -134,11 +134,60 @@ class BackendObservation:
     histograms: Mapping[str, Histogram] = field(default_factory=lambda: EMPTY)
     gpus: tuple[GpuObservation, ...] = ()
     reasons: tuple[str, ...] = ()
+    models: frozenset[str] = frozenset()
+    """The models that its series name; empty where none does."""
 
     def value(self, name: str) -> float | None:
         """A present value of a catalogue metric, or None."""
         reading = self.readings.get(name)
         return None if reading is None else reading.value
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One finished request as the exporter recorded it. Seconds and tokens; None is unknown.
+
+    ``running``, ``waiting`` and ``backlog_tokens`` are as seen at its admission, itself left out.
+    """
+
+    backend: str
+    outcome: str | None
+    ttft_s: float | None
+    itl_s: float | None
+    e2e_s: float | None
+    start_unix_s: float | None = None
+    """By the exporter's clock."""
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    backlog_tokens: int | None = None
+    model: str | None = None
+    tenant: str | None = None
+    modality: str | None = None
+    canary_revision: str | None = None
+    operation: str | None = None
+    sensitivity: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One life of an engine with one model: what was learned of it holds no longer than that.
+
+    ``number`` counts from 0 for the life in which it was first seen; ``why`` says what began this one.
+    """
+
+    number: int = 0
+    since: float | None = None
+    """Monotonic; None while nothing was seen of it."""
+    models: frozenset[str] = frozenset()
+    """The models that its page names; empty while not known."""
+    why: str = "first seen"
+    ended: bool = False
+    """It was down or starting since: what comes back is another engine process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +252,9 @@ class Slo:
     objective: float = 0.995
 
 
+_FIRST_EPOCH = Epoch()
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What policies and detectors may look at: one snapshot and what was computed from it."""
@@ -215,6 +267,16 @@ class Situation:
     stale_after_s: float
     exact: Mapping[tuple[str, str], Quantile] = field(default_factory=lambda: EMPTY)
     """P99 by (backend, signal) from request records, where there are any: seconds, a value really observed."""
+    records: Mapping[str, tuple[RequestRecord, ...]] = field(default_factory=lambda: EMPTY)
+    """The requests that were heard of at this tick, by backend, in the order in which they were told."""
+    epochs: Mapping[str, Epoch] = field(default_factory=lambda: EMPTY)
+
+    def requests(self, backend: str) -> tuple[RequestRecord, ...]:
+        """What was heard of a backend's requests at this tick; empty where nothing was."""
+        return self.records.get(backend, ())
+
+    def epoch(self, backend: str) -> Epoch:
+        return self.epochs.get(backend, _FIRST_EPOCH)
 
     def p99(self, backend: str, signal: str) -> Quantile | None:
         """The best known P99: from request records, else from the buckets of the last minute."""

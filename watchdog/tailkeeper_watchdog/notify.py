@@ -52,9 +52,12 @@ ALERT_NAMES: Mapping[FindingKind, str] = {
     FindingKind.TELEMETRY_LOST: "TelemetryLost",
     FindingKind.COMMON_CAUSE: "HealthDegraded",
     FindingKind.CONTENDED: "HealthDegraded",
+    FindingKind.IMPROVED_BUT_BROKEN: "HealthDegraded",
 }
 """Every other kind is a form of drift in what users get."""
 DEFAULT_ALERT = "LatencyDrift"
+BURN_ALERTS: Mapping[str, str] = {"fast": "SLOBurnFast", "slow": "SLOBurnSlow", "trickle": "SLOTrickle"}
+"""By the rule that holds: one kind of finding, three that differ in what is to be done first."""
 DEGRADED_ALERT = "HealthDegraded"
 IMPACTS: Mapping[FindingKind, str] = {
     FindingKind.HUNG: "Requests on it get no answer, and new ones neither while it is in the pool.",
@@ -63,6 +66,8 @@ IMPACTS: Mapping[FindingKind, str] = {
     FindingKind.TELEMETRY_LOST: "Unknown: nobody can say how its users fare, and no action is taken on it.",
     FindingKind.COMMON_CAUSE: "Users of the whole pool; taking backends out would not help them.",
     FindingKind.CONTENDED: "None by itself: two hands change the same knob, and ours lets go.",
+    FindingKind.SLO_BURN: "Its users wait too long, or get errors, more often than the SLO allows.",
+    FindingKind.IMPROVED_BUT_BROKEN: "Its users get an answer sooner, and it is an error or next to nothing.",
 }
 DEFAULT_IMPACT = "Its users wait longer than before."
 
@@ -125,11 +130,13 @@ def _labels(
 
 
 def _of_finding(finding: Finding, score: HealthScore | None, pool: str, wishes: list[DesiredState], console_url: str) -> Alert:
-    name = ALERT_NAMES.get(finding.kind, DEFAULT_ALERT)
+    name = _alert_name(finding)
     alert: Alert = {
         "labels": {
             **_labels(name, finding.severity, finding.backend, pool, score, wishes),
             "kind": finding.kind.value,
+            # Late and failed requests are two alerts of one backend.
+            **({"signal": finding.signal} if finding.kind is FindingKind.SLO_BURN and finding.signal else {}),
         },
         "annotations": {
             "summary": finding.summary,
@@ -145,6 +152,12 @@ def _of_finding(finding: Finding, score: HealthScore | None, pool: str, wishes: 
         # Alertmanager refuses an end before the start, which a clock step can make.
         alert["endsAt"] = _time(max(finding.until_unix_s, finding.since_unix_s))
     return alert
+
+
+def _alert_name(finding: Finding) -> str:
+    if finding.kind is FindingKind.SLO_BURN:
+        return BURN_ALERTS.get(str(finding.evidence.get("rule")), DEGRADED_ALERT)
+    return ALERT_NAMES.get(finding.kind, DEFAULT_ALERT)
 
 
 def _causes(finding: Finding) -> str:

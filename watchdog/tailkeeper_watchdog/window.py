@@ -6,7 +6,7 @@ A fleet of thousands has two windows a backend a tick, and most of what a window
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile, bucket_quantile
@@ -37,6 +37,8 @@ class Window:
     end: Sample | None = None
     uptime_ratio: float | None = None
     """Share of the observed part of the last hour in which the backend took work."""
+    _differences: dict[str, Histogram | None] = field(default_factory=dict, compare=False, repr=False)
+    """Worked out once a window: the score and two detectors ask for the same one."""
 
     @property
     def seconds(self) -> float:
@@ -58,8 +60,10 @@ class Window:
         """What was observed in the window; None where the two ends cannot be compared."""
         if self.start is None or self.end is None:
             return None
-        before, after = self.start.histograms.get(name), self.end.histograms.get(name)
-        return None if before is None or after is None else after.minus(before)
+        if name not in self._differences:
+            before, after = self.start.histograms.get(name), self.end.histograms.get(name)
+            self._differences[name] = None if before is None or after is None else after.minus(before)
+        return self._differences[name]
 
     def quantile(self, signal: str, q: float) -> Quantile | None:
         """Quantile ``q`` of ttft, itl, e2e or preprocess, in seconds."""

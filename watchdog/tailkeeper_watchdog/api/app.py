@@ -130,6 +130,7 @@ def build_api(
     watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s)
     add_handlers(api)
     _add_reads(api, watched)
+    _add_baselines(api, watched)
     _add_trends(api, trends)
     _add_own(api, watched)
     _add_changes(api, watched)
@@ -179,6 +180,14 @@ def _add_reads(api: FastAPI, watched: Watched) -> None:
     async def policies() -> Response:
         backends, support = watched.loop.fleet.backends, watched.loop.support  # of one moment: the fleet may change meanwhile
         return await run_in_threadpool(lambda: StrictJson(documents.policies(backends, support, watched.modes)))
+
+
+def _add_baselines(api: FastAPI, watched: Watched) -> None:
+    @api.get("/api/v1/baselines")
+    async def baselines() -> Response:
+        drift = watched.loop.drift
+        used, gathering = drift.baselines, drift.gathering  # of one moment; a baseline itself never changes
+        return await run_in_threadpool(lambda: StrictJson(documents.baselines(used, drift.given, gathering)))
 
 
 def _add_trends(api: FastAPI, trends: Trends) -> None:

@@ -15,6 +15,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Quantile
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
 from tailkeeper_watchdog.api.why import Circumstances, actuation_of, why_of
+from tailkeeper_watchdog.baseline_set import BaselineSet
 from tailkeeper_watchdog.model import (
     SERVE,
     Backend,
@@ -296,3 +297,12 @@ def support_row(mode: Mode, answers: Mapping[Knob, Support]) -> Json:
         why = f"mode is {mode.value}: what it would do is written down" + (f"; {partly}" if partly else "")
         return {"actuation": Enforceability.OBSERVED.value, "why": why}
     return {"actuation": Enforceability.ENFORCED.value, "why": partly}
+
+
+def baselines(used: BaselineSet, given: BaselineSet, gathering: Mapping[str, str]) -> dict[str, Any]:
+    """The document that ``watchdog.baselines`` takes: what was gathered here over what the configuration gave, as it stands.
+
+    ``gathering`` says for each backend without a baseline what is missing; whoever reads the file leaves it alone.
+    """
+    whole = BaselineSet({**given.backends, **used.backends}, given.models)
+    return {**whole.document(), "gathering": {name: {"why": why} for name, why in sorted(gathering.items())}}

@@ -120,12 +120,15 @@ def _desired_weights(record: TickRecord, names: list[str]) -> Iterator[tuple[tup
 
 
 def _drift(names: list[str], findings: tuple[Finding, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Every backend × signal × detector that looks at latencies, so that a board can tell quiet from not looked at."""
+    """Every backend × signal × detector that looks at what users get, so that a board can tell quiet from not looked at.
+
+    A signal that is no latency (whether requests are answered at all) is the empty one.
+    """
     active = {(f.backend, f.signal, f.kind) for f in findings}
-    drifting = [(d.name, kind) for d in DETECTORS for kind in d.kinds if d.name == kind.value]
+    drifting = [(d.name, kind, signal) for d in DETECTORS for kind in d.kinds if d.name == kind.value for signal in d.signals]
     for name in names:
-        for detector, kind in drifting:
-            yield (name, "ttft", detector), float((name, "ttft", kind) in active)
+        for detector, kind, signal in drifting:
+            yield (name, signal, detector), float((name, signal, kind) in active)
 
 
 def render(collector: Collector, accept: str) -> tuple[bytes, str]:

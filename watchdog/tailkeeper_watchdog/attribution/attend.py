@@ -24,7 +24,6 @@ from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import OK, RequestLog, Sample, rows_per_backend, thinned
 from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, rank, stage_rises
 from tailkeeper_watchdog.attribution.stages import SIGNAL_FIELD
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.findings import Book
 from tailkeeper_watchdog.model import (
     EMPTY,
@@ -33,6 +32,7 @@ from tailkeeper_watchdog.model import (
     Decision,
     Finding,
     FindingKind,
+    RequestRecord,
     Share,
     Situation,
 )

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailkeeper_watchdog.collect.base import RequestRecord
-from tailkeeper_watchdog.model import EMPTY
+from tailkeeper_watchdog.model import EMPTY, RequestRecord
 
 MAX_ROWS = 10_000
 MIN_ROWS = 500
@@ -147,7 +146,7 @@ class RequestLog:
     def _row(self, record: RequestRecord, now: float) -> tuple[Any, ...]:
         return (
             now,
-            _number(record.start),
+            _number(record.start_unix_s),
             _number(record.queue_s),
             _number(record.prefill_s),
             _number(record.ttft_s),

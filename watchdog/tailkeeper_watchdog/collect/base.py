@@ -7,30 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.model import EMPTY, BackendObservation
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One finished request as the exporter recorded it. Seconds; None is unknown."""
-
-    backend: str
-    outcome: str | None
-    ttft_s: float | None
-    itl_s: float | None
-    e2e_s: float | None
-    start: float | None = None
-    """Epoch seconds by the exporter's clock."""
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    prompt_tokens: float | None = None
-    cached_tokens: float | None = None
-    backlog_tokens: float | None = None
-    model: str | None = None
-    tenant: str | None = None
-    modality: str | None = None
-    canary_revision: str | None = None
-    operation: str | None = None
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,17 @@ from typing import Any
 import httpx
 
 from tailkeeper_exporter.exposition import PageError, PageParser
-from tailkeeper_watchdog.collect.base import Collected, LastWord, RequestRecord
+from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 from tailkeeper_watchdog.collect.words import reasons_of
-from tailkeeper_watchdog.model import BackendObservation
+from tailkeeper_watchdog.model import BackendObservation, RequestRecord
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 MAX_CONCURRENT = 64
 MAX_RECORDS = 5_000
 """Request records taken from one exporter in one round; the rest comes with the next."""
+MAX_COUNT = 10**9
+"""More tokens or requests than this at one backend is no count but a mistake."""
 
 
 class ExporterSource:
@@ -169,12 +171,15 @@ def _record(row: Any) -> RequestRecord | None:
         ttft_s=_number(row.get("ttft_s")),
         itl_s=_number(row.get("itl_s")),
         e2e_s=_number(row.get("e2e_s")),
-        start=_number(row.get("start")),
+        start_unix_s=_number(row.get("start")),
         queue_s=_number(row.get("queue_s")),
         prefill_s=_number(row.get("prefill_s")),
-        prompt_tokens=_number(row.get("prompt_tokens")),
-        cached_tokens=_number(row.get("cached_tokens")),
-        backlog_tokens=_number(row.get("backlog_tokens")),
+        prompt_tokens=_whole(row.get("prompt_tokens")),
+        cached_tokens=_whole(row.get("cached_tokens")),
+        generated_tokens=_whole(row.get("generated_tokens")),
+        running=_whole(row.get("running")),
+        waiting=_whole(row.get("waiting")),
+        backlog_tokens=_whole(row.get("backlog_tokens")),
         model=_word(row.get("model")),
         tenant=_word(row.get("tenant")),
         modality=_word(row.get("modality")),
@@ -191,3 +196,8 @@ def _number(value: Any) -> float | None:
     """A measurement: none of these is ever negative."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
     return float(value) if good else None
+
+
+def _whole(value: Any) -> int | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    return value if good else None

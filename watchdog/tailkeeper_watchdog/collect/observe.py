@@ -33,6 +33,7 @@ class _Parts:
     sums: dict[str, float] = field(default_factory=dict)
     gpus: dict[str, dict[str, float]] = field(default_factory=dict)
     throttled: dict[str, set[str]] = field(default_factory=dict)
+    models: set[str] = field(default_factory=set)
 
 
 def observe(
@@ -68,6 +69,8 @@ def _take(parts: _Parts, key: SeriesKey, value: float) -> None:
     else:
         slot = f"{name}{{{key.label('outcome')}}}" if name == catalog.REQUESTS.name else name
         _merge(parts.values, slot, value, BY_NAME[name].merge)
+        if name == catalog.RUNNING.name and key.label("model"):
+            parts.models.add(key.label("model"))
 
 
 def _take_gpu(parts: _Parts, key: SeriesKey, value: float) -> None:
@@ -93,7 +96,7 @@ def _observation(name: str, parts: _Parts, taken_at: float, reasons: tuple[str, 
     readings: dict[str, Reading[float]] = {slot: present(value, taken_at) for slot, value in parts.values.items()}
     histograms = {n: h for n, b in parts.buckets.items() if (h := _histogram(b, parts.sums.get(n))) is not None}
     gpus = tuple(_gpu(uuid, values, parts.throttled.get(uuid, set()), taken_at) for uuid, values in sorted(parts.gpus.items()))
-    return BackendObservation(name, parts.state, 0.0, None, readings, histograms, gpus, reasons)
+    return BackendObservation(name, parts.state, 0.0, None, readings, histograms, gpus, reasons, frozenset(parts.models))
 
 
 def _histogram(buckets: dict[float, float], total: float | None) -> Histogram | None:

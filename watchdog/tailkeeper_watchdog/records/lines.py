@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
-from tailkeeper_watchdog.collect.base import Collected, RequestRecord
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, Knob, Lease, Target, TickRecord
+from tailkeeper_watchdog.collect.base import Collected
+from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, Knob, Lease, RequestRecord, Target, TickRecord
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
 from tailkeeper_watchdog.records.observations import difference, patched
 from tailkeeper_watchdog.records.plain import from_plain, to_plain

@@ -1,0 +1,1 @@
+"""Simulated request streams for measuring drift detectors. Imports the drift package; nothing but `bench drift` imports it."""

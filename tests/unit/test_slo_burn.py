@@ -1,0 +1,181 @@
+"""Burn of the error budget: when it pages, when it is a ticket, and when it sleeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailkeeper_watchdog.detectors import Symptom, slo_burn
+from tailkeeper_watchdog.model import Severity, Slo
+from tests.unit.watched_fleet import WatchedFleet, record
+
+MINUTE_S = 60.0
+
+
+def fleet(**slo: float) -> WatchedFleet:
+    return WatchedFleet(slo_burn.DETECTOR, slo=Slo(**slo))
+
+
+def minutes(fleet: WatchedFleet, count: int, good: int, late: int = 0, errors: int = 0) -> tuple[Symptom, ...]:
+    """``count`` minutes with so many requests in each; the symptoms at the end."""
+    symptoms: tuple[Symptom, ...] = ()
+    for _ in range(count):
+        fleet.did(ttft_s=[0.1] * good + [5.0] * late, errors=errors)
+        symptoms = fleet.look(MINUTE_S)
+    return symptoms
+
+
+def rules(symptoms: tuple[Symptom, ...]) -> dict[str, str]:
+    return {s.signal: s.evidence["rule"] for s in symptoms}
+
+
+def test_a_healthy_backend_burns_nothing() -> None:
+    assert minutes(fleet(), 400, good=60) == ()
+
+
+def test_late_requests_burn_fast_and_page() -> None:
+    watched = fleet()
+    minutes(watched, 60, good=60)
+    (found,) = minutes(watched, 8, good=20, late=40)
+    assert (found.severity, found.signal, found.evidence["rule"]) == (Severity.PAGE, "ttft", "fast")
+    assert found.evidence["burn_short"] > 14.4
+    assert found.evidence["bad"] == 320
+
+
+def test_failed_requests_burn_fast_and_page() -> None:
+    watched = fleet()
+    minutes(watched, 60, good=60)
+    assert rules(minutes(watched, 10, good=30, errors=30)) == {"": "fast"}
+
+
+def test_a_slow_burn_is_a_ticket() -> None:
+    watched = fleet()
+    found = minutes(watched, 6 * 60, good=192, errors=8)  # 4 %: burn 8
+    assert [(s.severity, s.evidence["rule"]) for s in found] == [(Severity.TICKET, "slow")]
+
+
+def test_a_burn_below_both_rates_is_silent() -> None:
+    assert minutes(fleet(), 6 * 60, good=99, errors=1) == ()  # 1 %: burn 2
+
+
+def test_a_burn_that_is_over_is_silent_within_minutes() -> None:
+    watched = fleet()
+    minutes(watched, 60, good=60)
+    assert rules(minutes(watched, 8, good=20, errors=40)) == {"": "fast"}
+    assert "fast" not in rules(minutes(watched, 7, good=60)).values()
+
+
+@pytest.mark.parametrize("failed", [1, 2, 4])
+def test_a_few_failed_requests_at_night_wake_nobody(failed: int) -> None:
+    watched = fleet()
+    for _ in range(failed):
+        assert minutes(watched, 30, good=0) == ()
+        assert minutes(watched, 1, good=0, errors=1) == ()
+    assert minutes(watched, 400, good=0) == ()
+
+
+def test_most_requests_failing_at_a_trickle_page() -> None:
+    watched = fleet()
+    found: tuple[Symptom, ...] = ()
+    for number in range(12):  # one request in ten minutes, eleven of twelve fail
+        found = minutes(watched, 1, good=number == 3, errors=number != 3)
+        found = minutes(watched, 9, good=0)
+    assert [(s.severity, s.evidence["rule"]) for s in found] == [(Severity.PAGE, "trickle")]
+
+
+def test_a_trickle_that_fails_now_and_then_is_silent() -> None:
+    watched = fleet()
+    for number in range(40):
+        assert minutes(watched, 1, good=number % 5 > 0, errors=number % 5 == 0) == ()
+        assert minutes(watched, 9, good=0) == ()
+
+
+def test_one_failed_request_a_minute_of_many_is_not_a_trickle() -> None:
+    assert minutes(fleet(), 30, good=200, errors=1) == ()
+
+
+@pytest.mark.parametrize("burst", [6, 12, 99])
+def test_one_burst_of_late_requests_as_a_cold_engine_gives_wakes_nobody(burst: int) -> None:
+    watched = fleet()
+    for _ in range(3):
+        watched.told(*[record(5.0)] * (burst // 3))
+        assert watched.look(10.0) == ()
+    for _ in range(60):
+        watched.told(*[record(0.1)] * 100)
+        assert [s for s in watched.look(MINUTE_S) if s.severity is Severity.PAGE] == []
+
+
+def test_records_count_each_late_request_exactly_and_buckets_are_then_left_out() -> None:
+    watched = fleet(ttft_p99_s=1.2)
+    found: tuple[Symptom, ...] = ()
+    for _ in range(20):
+        watched.told(*[record(1.21)] * 3, *[record(0.5)] * 7, record(5.0, outcome="aborted"), record(None, outcome="error"))
+        watched.did(ttft_s=[0.1] * 10)  # the same requests, as buckets that know it less well
+        found = watched.look(MINUTE_S)
+    (late,) = found
+    assert late.evidence["counted"] == "from request records"
+    assert (late.evidence["bad"], late.evidence["requests"]) == (80.0, 220.0)
+
+
+def test_a_bound_inside_a_bucket_counts_what_was_surely_late_and_says_so() -> None:
+    watched = fleet(ttft_p99_s=1.2)  # the buckets end at 1.28
+    found: tuple[Symptom, ...] = ()
+    for _ in range(20):
+        watched.did(ttft_s=[0.1] * 10 + [1.25] * 5)
+        assert watched.look(MINUTE_S) == ()
+    for _ in range(20):
+        watched.did(ttft_s=[1.3] * 15)
+        found = watched.look(MINUTE_S)
+    (late,) = found
+    assert late.evidence["bucket_bound_s"] == 1.28
+    assert "up to 1.28 s count as in time" in late.evidence["counted"]
+
+
+def test_a_bound_above_all_buckets_cannot_be_judged() -> None:
+    watched = fleet(ttft_p99_s=1e4)
+    for _ in range(30):
+        watched.did(ttft_s=[2e4] * 10)
+        assert watched.look(MINUTE_S) == ()
+
+
+def test_counters_that_fall_and_a_gap_are_no_failures() -> None:
+    watched = fleet()
+    minutes(watched, 30, good=100, errors=0)
+    watched.seen["a"].ok = watched.seen["a"].errors = 0.0
+    watched.seen["a"].counts = [0.0] * len(watched.seen["a"].counts)
+    assert minutes(watched, 5, good=10) == ()
+    watched.seen["a"].silent = True
+    assert watched.look(4 * 3_600.0) == ()
+    watched.seen["a"].silent = False
+    assert minutes(watched, 5, good=10) == ()
+
+
+def test_ticks_of_half_a_second_find_the_same() -> None:
+    watched = fleet()
+    found: tuple[Symptom, ...] = ()
+    for _ in range(600):
+        watched.did(ttft_s=[0.1] * 2, errors=1)
+        found = watched.look(0.5)
+    assert rules(found) == {"": "fast"}
+
+
+def test_memory_stays_within_its_bound_over_a_day() -> None:
+    watched = fleet()
+    for _ in range(24 * 360):
+        watched.look(10.0)
+    assert len(watched.state.snapshots) <= 40
+    oldest = watched.state.snapshots[0]
+    assert watched.now - oldest.at <= 6 * 3_600 + 3_600
+
+
+def test_a_backend_that_is_gone_takes_its_counts_along_and_a_new_one_starts_at_nothing() -> None:
+    watched = WatchedFleet(slo_burn.DETECTOR, names=("a", "b"))
+    for _ in range(20):
+        watched.did("b", ttft_s=[0.1] * 5, errors=20)
+        watched.look(MINUTE_S)
+    assert {s.backend for s in watched.look(MINUTE_S)} == {"b"}
+    watched.forget("b")
+    assert watched.look(MINUTE_S) == ()
+    assert watched.state.counts.shape[0] == 1
+    watched.seen["b"] = type(watched.seen["a"])()
+    assert watched.look(MINUTE_S) == ()
+    assert watched.look(MINUTE_S) == ()

@@ -1,0 +1,479 @@
+"""``block_e`` for a fleet: which requests go to which test, when a baseline begins and ends, and what an alarm means. Pure.
+
+The method is ``drift/``'s. Each backend has up to two tests: over its request records, and over its buckets; the buckets are
+judged only while there is no test over records, or no records come. A baseline is gathered in each life of an engine
+(``Epoch``) and then frozen; one from ``watchdog.baselines`` is used in every life instead of gathering, because a person
+says that it fits. While one is gathered, ``Memory.gathering`` says what is missing; that is no finding.
+
+An alarm of one backend by itself is a ticket. It is a page where e-BH over its pool says so, which counts how many backends
+are looked at. Scores that take no account of load (``is_raw``) find busy hours: they are severity info, and nothing more.
+Requests that were aborted after their first token are counted: how long that token took is known, and leaving out those who
+gave up waiting for the rest would be choosing among the latencies.
+
+The tests are objects that the loop owns and that change in place; a baseline never changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import exp
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from tailkeeper_exporter import catalog
+from tailkeeper_watchdog.baseline_set import AnyBaseline, BaselineSet, Form
+from tailkeeper_watchdog.detectors.base import Detector, Symptom
+from tailkeeper_watchdog.drift import (
+    BLOCK_E,
+    Baseline,
+    BlockE,
+    BucketBaseline,
+    BucketCollector,
+    BucketE,
+    BucketReading,
+    Collector,
+    FleetE,
+    Rows,
+    page_evidence,
+    pages,
+)
+from tailkeeper_watchdog.drift.load import predict
+from tailkeeper_watchdog.drift.rows import LATENCY, has_latency, has_load
+from tailkeeper_watchdog.forgetting import without
+from tailkeeper_watchdog.model import EMPTY, Backend, Epoch, FindingKind, RequestRecord, Severity, Situation
+
+SIGNAL = "ttft"
+READ_SPACING_S = BLOCK_E.block_s
+"""Between two readings of a backend's buckets: one block."""
+SLICES = 20
+RECORDS_FRESH_S = 60.0
+"""Without a record for this long a backend's buckets are judged again."""
+HOLD_S = 900.0
+"""After an alarm the evidence starts anew, and a small drift at a low rate takes minutes to prove again: so long the symptom
+stays without being proved once more."""
+CALM_EVIDENCE = BLOCK_E.alarm_evidence / 100
+"""Without drift the evidence goes up and down below this; the last time it did is when the drift began, near enough."""
+STABLE_S = 24 * 3_600.0
+"""A shift that was there for a whole day, load of night and day alike, is what is usual now. Nobody is asked, so it takes
+that long."""
+MAX_GATHERING = 256
+"""Backends that gather over one form at a time, at 1 MB and less each; the others wait for a place."""
+CAPACITY_ROWS = 20_000
+RECENT_ROWS = 256
+"""The latest requests of a backend, for what an alarm shows of them."""
+GATHERED, CONFIGURED, RESTORED = "gathered here", "watchdog.baselines", "gathered here before the last start"
+
+
+@dataclass(slots=True)
+class Alarm:
+    """What is known of a drift since it was found. Times in epoch seconds, but ``last_at``, which is monotonic."""
+
+    began_unix_s: float
+    found_unix_s: float
+    first_at: float
+    last_at: float
+    evidence: float
+    blocks: int
+    page_evidence: float | None = None
+    """What it took, where the pool's evidence said page."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """One backend over one form, in one life of its engine: a collector until there is a test."""
+
+    epoch: int
+    collector: Collector | BucketCollector | None = None
+    test: BlockE | BucketE | None = None
+    source: str = GATHERED
+    why_new: str = ""
+    fed_at: float = float("-inf")
+    calm_unix_s: float = 0.0
+    calm_block: int = 0
+    alarm: Alarm | None = None
+    recent: deque[tuple[float | None, ...]] = field(default_factory=lambda: deque(maxlen=RECENT_ROWS))
+    readings: deque[BucketReading] = field(default_factory=lambda: deque(maxlen=7))
+    """The latest ones of the buckets: a minute, for what an alarm shows of them."""
+
+    @property
+    def baseline(self) -> AnyBaseline | None:
+        return None if self.test is None else self.test.baseline
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    given: BaselineSet = field(default_factory=BaselineSet)
+    """From the configuration: used in every epoch."""
+    restored: BaselineSet = field(default_factory=BaselineSet)
+    """From before the last start: used in the epoch in which a backend is first seen."""
+    rows: Mapping[str, Watch] = field(default_factory=lambda: EMPTY)
+    buckets: Mapping[str, Watch] = field(default_factory=lambda: EMPTY)
+    tests: Mapping[str, BlockE] = field(default_factory=lambda: EMPTY)
+    fleet: FleetE = field(default_factory=lambda: FleetE({}, BLOCK_E))
+    """The same ``tests`` over records, to be updated together; made anew when one comes or goes."""
+
+    def watches(self) -> Iterator[tuple[str, Form, Watch]]:
+        yield from ((name, Form.ROWS, watch) for name, watch in self.rows.items())
+        yield from ((name, Form.BUCKETS, watch) for name, watch in self.buckets.items())
+
+    def of(self, backend: str) -> list[Watch]:
+        return [found[backend] for found in (self.rows, self.buckets) if backend in found]
+
+    @property
+    def gathering(self) -> dict[str, str]:
+        """For each backend without a test, what is missing for one, in words. Records come before buckets."""
+        told = {name for name, _, watch in self.watches() if watch.test is not None}
+        waits = {name: _missing(w) for found in (self.buckets, self.rows) for name, w in found.items()}
+        return {name: why for name, why in waits.items() if name not in told}
+
+    @property
+    def baselines(self) -> BaselineSet:
+        """Those in use that were gathered here, by backend; the configuration's are in ``given``."""
+        used = ((name, form, w) for name, form, w in self.watches() if w.source != CONFIGURED)
+        return BaselineSet({(name, form): w.test.baseline for name, form, w in used if w.test is not None}, {})
+
+
+def _missing(watch: Watch) -> str:
+    if watch.collector is None:
+        return f"waits for a place: {MAX_GATHERING} backends gather a baseline at a time"
+    why = f" (new, because {watch.why_new})" if watch.why_new else ""
+    return f"{watch.collector.missing() or 'its baseline is being fitted'}{why}"
+
+
+def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
+    memory = _with_fleet(_with_watches(situation, memory))
+    _feed_records(situation, memory)
+    _feed_buckets(situation, memory)
+    _page(situation, memory)
+    return memory, tuple(_symptoms(memory, situation.snapshot.now))
+
+
+def _symptoms(memory: Memory, now: float) -> Iterator[Symptom]:
+    """One for a backend: what its records say comes before what its buckets say."""
+    told: set[str] = set()
+    for name, form, watch in memory.watches():
+        if watch.alarm is not None and now - watch.alarm.last_at <= HOLD_S and name not in told:
+            told.add(name)
+            yield _symptom(name, form, watch, watch.alarm)
+
+
+# Baselines
+
+
+def _models(situation: Situation, backend: Backend) -> frozenset[str]:
+    epoch = situation.epoch(backend.name)
+    return epoch.models or (frozenset({backend.model}) if backend.model else frozenset())
+
+
+def _with_watches(situation: Situation, memory: Memory) -> Memory:
+    """With a watch for each form that a backend has shown, of its present epoch, and a collector for as many as there is room."""
+    rows, buckets = dict(memory.rows), dict(memory.buckets)
+    for backend in situation.snapshot.backends:
+        name, epoch = backend.name, situation.epoch(backend.name)
+        known = buckets.get(name)
+        if known is None or known.epoch != epoch.number:
+            seen = situation.fresh(name)
+            if seen is not None and catalog.TTFT.name in seen.histograms:
+                place = len(buckets)
+                buckets[name] = _new_watch(situation, backend, memory, Form.BUCKETS, epoch)
+                # Spread over a block's time, or every tenth second would be the whole fleet's.
+                buckets[name].fed_at = situation.snapshot.now - READ_SPACING_S * (1.0 - place % SLICES / SLICES)
+        known = rows.get(name)
+        if (known is None or known.epoch != epoch.number) and (known is not None or situation.requests(name)):
+            rows[name] = _new_watch(situation, backend, memory, Form.ROWS, epoch)
+    _admit(rows, Form.ROWS)
+    _admit(buckets, Form.BUCKETS)
+    return replace(memory, rows=rows, buckets=buckets)
+
+
+def _new_watch(situation: Situation, backend: Backend, memory: Memory, form: Form, epoch: Epoch) -> Watch:
+    models, wall = _models(situation, backend), situation.snapshot.time_unix_s
+    baseline, source = memory.given.of(backend.name, models, form), CONFIGURED
+    if baseline is None and epoch.number == 0:
+        baseline, source = _of_model(memory.restored.of(backend.name, models, form), models), RESTORED
+    watch = Watch(epoch.number, source=source, why_new=epoch.why if epoch.number else "", calm_unix_s=wall)
+    if baseline is not None:
+        watch.test = _test(baseline)
+    return watch
+
+
+def _of_model(baseline: AnyBaseline | None, models: frozenset[str]) -> AnyBaseline | None:
+    """A restored one only where the backend serves what it served then."""
+    if baseline is None or (baseline.model_id and models and baseline.model_id not in models):
+        return None
+    return baseline
+
+
+def _test(baseline: AnyBaseline) -> BlockE | BucketE:
+    return BlockE(baseline) if isinstance(baseline, Baseline) else BucketE(baseline)
+
+
+def _admit(watches: Mapping[str, Watch], form: Form) -> None:
+    """Give those that wait a collector, as far as there is room."""
+    waiting = [w for w in watches.values() if w.test is None and w.collector is None]
+    if not waiting:
+        return
+    room = MAX_GATHERING - sum(watch.collector is not None for watch in watches.values())
+    for watch in waiting[: max(0, room)]:
+        watch.collector = Collector(capacity=CAPACITY_ROWS) if form is Form.ROWS else BucketCollector()
+        watch.source = GATHERED
+
+
+def _settle(situation: Situation, backend: str, watch: Watch) -> None:
+    """Fit the baseline as soon as enough is gathered. Where what was gathered makes none, begin again."""
+    collector = watch.collector
+    if collector is None or collector.missing() is not None:
+        return
+    model_id = next(iter(sorted(situation.epoch(backend).models)), "")
+    watch.collector = None
+    try:
+        watch.test = _test(collector.fit(model_id=model_id, created_at_s=situation.snapshot.time_unix_s))
+    except ValueError as error:
+        watch.why_new = f"what was gathered makes no baseline: {error}"
+
+
+def _with_fleet(memory: Memory) -> Memory:
+    tests = {name: watch.test for name, watch in memory.rows.items() if isinstance(watch.test, BlockE)}
+    same = tests.keys() == memory.tests.keys() and all(memory.tests[name] is test for name, test in tests.items())
+    return memory if same else replace(memory, tests=tests, fleet=FleetE(tests, BLOCK_E))
+
+
+# Evidence
+
+
+def rows_of(records: Iterable[RequestRecord], heard_unix_s: float) -> list[tuple[float | None, ...]]:
+    """Requests that saw a first token, in the order of ``drift.COLUMNS``; those without a start count when they were heard of."""
+    return [
+        (
+            heard_unix_s if record.start_unix_s is None else record.start_unix_s + record.ttft_s,
+            record.ttft_s,
+            record.prompt_tokens,
+            record.backlog_tokens,
+            record.running,
+            record.waiting,
+        )
+        for record in records
+        if record.outcome in ("ok", "aborted") and record.ttft_s is not None
+    ]
+
+
+def _feed_records(situation: Situation, memory: Memory) -> None:
+    snapshot = situation.snapshot
+    batches: dict[str, Rows] = {}
+    for name, records in situation.records.items():
+        watch = memory.rows.get(name)
+        lines = rows_of(records, snapshot.time_unix_s)
+        if watch is None or not lines:
+            continue
+        watch.fed_at = snapshot.now
+        watch.recent.extend(lines)
+        if watch.test is not None:
+            batches[name] = Rows.of(lines)
+        elif isinstance(watch.collector, Collector):
+            watch.collector.add(Rows.of(lines))
+            _settle(situation, name, watch)
+    alarms = memory.fleet.update(batches)
+    for name in batches:
+        reached = max((alarm.evidence for alarm in alarms.get(name, ())), default=None)
+        _judge(situation, memory.rows[name], reached)
+
+
+def _feed_buckets(situation: Situation, memory: Memory) -> None:
+    now = situation.snapshot.now
+    for name, watch in memory.buckets.items():
+        if now - watch.fed_at < READ_SPACING_S or (watch.test is None and watch.collector is None):
+            continue
+        rows = memory.rows.get(name)
+        if rows is not None and rows.test is not None and now - rows.fed_at <= RECORDS_FRESH_S:
+            continue
+        seen = situation.fresh(name)
+        histogram = seen.histograms.get(catalog.TTFT.name) if seen else None
+        if seen is None or seen.age_s is None or histogram is None:
+            continue
+        watch.fed_at = now
+        load = (seen.value(catalog.RUNNING.name), seen.value(catalog.WAITING.name), seen.value(catalog.GENERATED_TOKENS.name))
+        reading = BucketReading(now - seen.age_s, histogram, *load)
+        watch.readings.append(reading)
+        if isinstance(watch.test, BucketE):
+            _judge(situation, watch, watch.test.update(reading))
+        elif isinstance(watch.collector, BucketCollector):
+            watch.collector.add(reading)
+            _settle(situation, name, watch)
+
+
+def _judge(situation: Situation, watch: Watch, reached: float | None) -> None:
+    """Note an alarm, and since when the evidence has been rising."""
+    if watch.test is None:
+        return
+    evidence, snapshot = watch.test.evidence, situation.snapshot
+    if watch.alarm is not None and snapshot.now - watch.alarm.last_at > HOLD_S:
+        watch.alarm = None
+    if reached is not None:
+        if watch.alarm is None:
+            blocks = evidence.blocks - watch.calm_block
+            watch.alarm = Alarm(watch.calm_unix_s, snapshot.time_unix_s, snapshot.now, snapshot.now, reached, blocks)
+        watch.alarm.last_at, watch.alarm.evidence = snapshot.now, reached
+    if evidence.value < CALM_EVIDENCE and watch.alarm is None:
+        watch.calm_unix_s, watch.calm_block = snapshot.time_unix_s, evidence.blocks
+    if watch.alarm is not None and snapshot.now - watch.alarm.first_at >= STABLE_S and watch.source != CONFIGURED:
+        _take_for_usual(watch)
+
+
+def _take_for_usual(watch: Watch) -> None:
+    """After a day the shift is no news any more: a new baseline begins, and the finding closes by itself."""
+    watch.test, watch.alarm, watch.source = None, None, GATHERED
+    watch.why_new = f"the shift was there for {STABLE_S / 3600:.0f} hours and is taken for usual"
+
+
+def _page(situation: Situation, memory: Memory) -> None:
+    """Mark the backends that are a page; their evidence for the next one starts anew."""
+    backends = situation.snapshot.backends
+    least = page_evidence(1, max(1, len(backends)))  # all of a fleet of one pool together: nobody pages with less
+    if not any(_page_value(watch) >= least for _, _, watch in memory.watches()):
+        return
+    pools: dict[tuple[str, str], dict[str, float | None]] = {}
+    for backend in backends:
+        pool = next(((t.gateway, t.pool) for t in backend.targets), ("", ""))
+        own = max((_page_value(watch) for watch in memory.of(backend.name)), default=None)
+        pools.setdefault(pool, {})[backend.name] = own
+    for of_pool in pools.values():
+        for name in pages(of_pool, len(backends)):
+            _start_page(situation, max(memory.of(name), key=_page_value))
+
+
+def _page_value(watch: Watch) -> float:
+    """Raw scores are no evidence for a page."""
+    return 0.0 if watch.test is None or watch.test.baseline.is_raw else watch.test.evidence.page_value
+
+
+def _start_page(situation: Situation, watch: Watch) -> None:
+    if watch.test is None or watch.test.baseline.is_raw:
+        return
+    snapshot, reached = situation.snapshot, watch.test.evidence.page_value
+    if watch.alarm is None:
+        blocks = watch.test.evidence.blocks - watch.calm_block
+        watch.alarm = Alarm(watch.calm_unix_s, snapshot.time_unix_s, snapshot.now, snapshot.now, reached, blocks)
+    watch.alarm.page_evidence, watch.alarm.last_at = reached, snapshot.now
+    watch.test.evidence.start_page()
+
+
+# What people are told
+
+
+def _symptom(name: str, form: Form, watch: Watch, alarm: Alarm) -> Symptom:
+    baseline = watch.baseline
+    is_raw = baseline is None or baseline.is_raw
+    severity = Severity.INFO if is_raw else Severity.PAGE if alarm.page_evidence is not None else Severity.TICKET
+    seen = _seen_rows(watch) if form is Form.ROWS else _seen_buckets(watch)
+    evidence: dict[str, Any] = {
+        "form": "request records" if form is Form.ROWS else "histogram buckets",
+        "evidence": alarm.evidence,
+        "limit": BLOCK_E.alarm_evidence,
+        "page_evidence": alarm.page_evidence,
+        "rising_since": alarm.began_unix_s,
+        "blocks": alarm.blocks,
+        "block_s": BLOCK_E.block_s,
+        "last_alarm": alarm.found_unix_s + alarm.last_at - alarm.first_at,
+        "taken_for_usual_at": None if watch.source == CONFIGURED else alarm.found_unix_s + STABLE_S,
+        **seen,
+        **_of_test(watch),
+    }
+    if is_raw:
+        evidence["observed_only"] = getattr(baseline, "why_raw", None) or "it is not known under what load the requests came"
+    return Symptom(FindingKind.BLOCK_E, name, severity, _summary(name, form, evidence), evidence, SIGNAL)
+
+
+def _summary(name: str, form: Form, evidence: Mapping[str, Any]) -> str:
+    ratio = evidence.get("ratio")
+    if form is Form.ROWS and ratio is not None:
+        return (
+            f"{name}: the first token takes {evidence['seen_s']:.3g} s where its load explains {evidence['expected_s']:.3g} s"
+            f" (× {ratio:.2g}), over {evidence['requests']} requests"
+        )
+    shares = evidence.get("shares_above")
+    if shares:
+        worst = max(shares, key=lambda share: float(share["seen"] - share["explained"]))
+        seen, explained = worst["seen"], worst["explained"]
+        return f"{name}: {seen:.0%} of first tokens take over {worst['limit_s']:g} s where the load explains {explained:.0%}"
+    return f"{name}: the first token takes longer than its load explains"
+
+
+def _of_test(watch: Watch) -> dict[str, Any]:
+    test, baseline = watch.test, watch.baseline
+    if test is None or baseline is None:
+        return {}
+    blocks = len(baseline.statistics[0])
+    told: dict[str, Any] = {
+        "baseline": {
+            "from": watch.source,
+            "created": baseline.created_at_s,
+            "requests": baseline.requests,
+            "blocks": blocks,
+            "model": baseline.model_id,
+            "fit_ratio": baseline.fit_ratio,
+        },
+        "blocks_judged": test.evidence.blocks,
+    }
+    if isinstance(test, BlockE):
+        counts = test.counts
+        return told | {"scored": counts.scored, "abstained": counts.abstained, "without_load": counts.without_load}
+    return told | {"abstained_blocks": test.abstained, "unknown_blocks": test.unknown, "broken_blocks": test.broken}
+
+
+def _seen_rows(watch: Watch) -> dict[str, Any]:
+    """The latest requests against what the load model expects of them: medians, seconds."""
+    if not isinstance(watch.baseline, Baseline) or not watch.recent:
+        return {}
+    table = Rows.of(watch.recent).table
+    table = table[has_latency(table) & (has_load(table) | watch.baseline.is_raw)]
+    if not len(table):
+        return {}
+    expected_s = predict(watch.baseline.model, table)
+    return {
+        "requests": len(table),
+        "seen_s": float(np.median(table[:, LATENCY])),
+        "expected_s": float(np.median(expected_s)),
+        "ratio": float(np.median(table[:, LATENCY] / expected_s)),
+    }
+
+
+def _seen_buckets(watch: Watch) -> dict[str, Any]:
+    """Of the last minute, the share above each bound that is judged, and the share that the load explains."""
+    baseline, readings = watch.baseline, watch.readings
+    if not isinstance(baseline, BucketBaseline) or len(readings) < 2:
+        return {}
+    first, last = readings[0], readings[-1]
+    since = last.histogram.minus(first.histogram) if first.histogram and last.histogram else None
+    if since is None or since.bounds != baseline.bounds_s or since.count <= 0:
+        return {}
+    load = _load_of(first, last)
+    shares = [
+        {
+            "limit_s": limit_s,
+            "seen": 1.0 - since.counts[since.bounds.index(limit_s)] / since.count,
+            "explained": 1.0 / (1.0 + exp(-sum(map(mul, weights, load)))),
+        }
+        for limit_s, weights in zip(baseline.limits_s, baseline.weights, strict=True)
+    ]
+    return {"requests": since.count, "seconds": last.at_s - first.at_s, "shares_above": shares}
+
+
+def _load_of(first: BucketReading, last: BucketReading) -> tuple[float, float, float, float]:
+    """As the bucket form sees it: 1, running, waiting, thousands of tokens a second."""
+    tokens = (last.tokens_total or 0.0) - (first.tokens_total or 0.0)
+    rate = tokens / (last.at_s - first.at_s) if last.at_s > first.at_s else 0.0
+    return 1.0, last.running or 0.0, last.waiting or 0.0, rate * 1e-3
+
+
+def forget(memory: Memory, gone: frozenset[str]) -> Memory:
+    """The memory without the tests and the baselines of backends that are gone; what the configuration gives stays."""
+    restored = replace(memory.restored, backends=without(memory.restored.backends, gone))
+    kept = replace(memory, rows=without(memory.rows, gone), buckets=without(memory.buckets, gone), restored=restored)
+    return _with_fleet(kept)
+
+
+DETECTOR = Detector("block_e", (FindingKind.BLOCK_E,), Memory, detect, close_after_s=60.0, forget=forget)

@@ -1,0 +1,166 @@
+"""A fall in P99 that is no good news: the waits got shorter while errors rise or the answers have gone empty. Pure.
+
+A backend that fails fast, or answers with nothing, looks better in every latency. The last minute is compared with the
+median of the backend's own minutes before (up to half an hour of them). While the symptom lasts they stay as they are, for
+six hours at most: by then what was new is what is usual, and errors by themselves are ``slo_burn``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from tailkeeper_exporter import catalog
+from tailkeeper_watchdog.detectors.base import Detector, Symptom
+from tailkeeper_watchdog.model import EMPTY, FindingKind, Severity, Situation
+from tailkeeper_watchdog.window import OUTCOME_SLOT, Window
+
+SPACING_S = 60.0
+"""One reading a minute: windows of a minute that overlap would be one fact told many times."""
+READINGS = 30
+MIN_READINGS = 5
+MIN_REQUESTS = 20
+FALL_RATIO = 0.7
+"""P99 below this share of its usual is a clear fall: two halves of one window differ by less."""
+ERROR_RISE = 0.02
+"""Four times the error budget of 99.5 %."""
+MIN_FAILED = 5
+TOKENS_RATIO = 0.3
+"""Tokens per answered request below this share of the usual: the answers have vanished, not merely got shorter."""
+HOLD_S = 6 * 3_600.0
+SIGNAL = "ttft"
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One minute of a backend. Unknown is None."""
+
+    p99_s: float
+    error_ratio: float
+    tokens_per_request: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The minutes of one backend in one life of its engine, newest last, and when the newest was taken (monotonic)."""
+
+    epoch: int = 0
+    minutes: tuple[Minute, ...] = ()
+    taken_at: float = float("-inf")
+    broken_since: float | None = None
+
+    def median(self) -> Minute | None:
+        if len(self.minutes) < MIN_READINGS:
+            return None
+        tokens = [m.tokens_per_request for m in self.minutes if m.tokens_per_request is not None]
+        return Minute(
+            median(m.p99_s for m in self.minutes),
+            median(m.error_ratio for m in self.minutes),
+            median(tokens) if len(tokens) >= MIN_READINGS else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    usual: Mapping[str, Usual] = field(default_factory=lambda: EMPTY)
+
+
+def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
+    now = situation.snapshot.now
+    kept: dict[str, Usual] = {}
+    symptoms: list[Symptom] = []
+    for backend in situation.snapshot.backends:
+        name = backend.name
+        usual = memory.usual.get(name) or Usual()
+        epoch = situation.epoch(name).number
+        if usual.epoch != epoch:
+            usual = Usual(epoch)
+        window = situation.windows.get(name)
+        kept[name], symptom = (usual, None) if window is None else _judge(name, situation, window, usual, now)
+        if symptom is not None:
+            symptoms.append(symptom)
+    return Memory(kept), tuple(symptoms)
+
+
+def _judge(name: str, situation: Situation, window: Window, usual: Usual, now: float) -> tuple[Usual, Symptom | None]:
+    due = now - usual.taken_at >= SPACING_S
+    reference = usual.median() if due or _may_be_broken(window, usual) else None
+    if reference is None and not due:
+        return _healed(usual), None
+    minute = _minute(situation, name, window)
+    if minute is None:
+        return _healed(usual), None
+    broken = reference is not None and bool(_what_broke(minute, reference, window)) and _fell(minute, reference)
+    since = (usual.broken_since if usual.broken_since is not None else now) if broken else None
+    held = since is not None and now - since < HOLD_S
+    if due and not held:
+        usual = Usual(usual.epoch, (*usual.minutes, minute)[-READINGS:], now)
+    usual = Usual(usual.epoch, usual.minutes, usual.taken_at, since)
+    return usual, _symptom(name, minute, reference, window) if broken and reference is not None else None
+
+
+def _healed(usual: Usual) -> Usual:
+    return usual if usual.broken_since is None else Usual(usual.epoch, usual.minutes, usual.taken_at)
+
+
+def _may_be_broken(window: Window, usual: Usual) -> bool:
+    """The cheap half of the question, since most backends are well: has anything got worse at all?"""
+    if len(usual.minutes) < MIN_READINGS:
+        return False
+    errors, tokens = window.error_ratio, _tokens_per_request(window)
+    known = usual.minutes[-1]
+    fewer = tokens is not None and known.tokens_per_request is not None and tokens < 0.5 * known.tokens_per_request
+    return usual.broken_since is not None or fewer or (errors is not None and errors >= ERROR_RISE)
+
+
+def _minute(situation: Situation, name: str, window: Window) -> Minute | None:
+    requests, errors = window.requests, window.error_ratio
+    if requests is None or errors is None or requests < MIN_REQUESTS:
+        return None
+    quantile = window.quantile(SIGNAL, 0.99)
+    if quantile is None or quantile.samples < MIN_REQUESTS:
+        return None
+    return Minute(quantile.value, errors, _tokens_per_request(window))
+
+
+def _tokens_per_request(window: Window) -> float | None:
+    """Of requests that ended well; None where either is not counted."""
+    tokens, answered = window.increase(catalog.GENERATED_TOKENS.name), window.increase(OUTCOME_SLOT["ok"])
+    return None if tokens is None or not answered else tokens / answered
+
+
+def _fell(minute: Minute, usual: Minute) -> bool:
+    return minute.p99_s < FALL_RATIO * usual.p99_s
+
+
+def _what_broke(minute: Minute, usual: Minute, window: Window) -> list[str]:
+    """In words what got worse; empty where nothing did."""
+    broke: list[str] = []
+    failed = minute.error_ratio * (window.requests or 0.0)
+    if minute.error_ratio >= usual.error_ratio + ERROR_RISE and failed >= MIN_FAILED:
+        broke.append(f"{minute.error_ratio:.1%} of the requests fail (usually {usual.error_ratio:.1%})")
+    now, before = minute.tokens_per_request, usual.tokens_per_request
+    if now is not None and before is not None and now < TOKENS_RATIO * before:
+        broke.append(f"answers have {now:.3g} tokens (usually {before:.3g})")
+    return broke
+
+
+def _symptom(name: str, minute: Minute, usual: Minute, window: Window) -> Symptom:
+    broke = _what_broke(minute, usual, window)
+    evidence = {
+        "p99_s": minute.p99_s,
+        "usual_p99_s": usual.p99_s,
+        "error_ratio": minute.error_ratio,
+        "usual_error_ratio": usual.error_ratio,
+        "tokens_per_request": minute.tokens_per_request,
+        "usual_tokens_per_request": usual.tokens_per_request,
+        "requests": window.requests,
+    }
+    fall = f"P99 of the first token fell from {usual.p99_s:.3g} s to {minute.p99_s:.3g} s"
+    return Symptom(
+        FindingKind.IMPROVED_BUT_BROKEN, name, Severity.TICKET, f"{name}: {fall}, but {' and '.join(broke)}", evidence, SIGNAL
+    )
+
+
+DETECTOR = Detector("improved_but_broken", (FindingKind.IMPROVED_BUT_BROKEN,), Memory, detect, close_after_s=60.0)

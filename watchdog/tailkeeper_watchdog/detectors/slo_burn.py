@@ -1,0 +1,334 @@
+"""How fast a backend spends its error budget: requests over the SLO's latencies, and requests that failed. Pure.
+
+Absolute, whatever the load and whatever was usual: this is what ``block_e``, which forgives what load explains, leaves out.
+Two windows must agree, the long one that it matters and the short one that it still goes on (Google's SRE workbook, chapter
+5): burn 14.4 over an hour and five minutes pages (2 % of a month's budget gone in an hour), burn 6 over six hours and
+thirty minutes is a ticket (5 % in six hours). Shares of few requests mean little, so a rule needs 10 bad requests, 2 of them
+in its short window and 2 before its latest moments: neither one failed request at night nor one burst of a cold engine wakes
+anybody. Where there are too few requests for that, most of them must have failed over six hours, and still fail: 90 %
+failures at a trickle do page.
+
+Late requests are counted from request records where a backend has them, else from its buckets. A bound inside a bucket is
+taken as the bucket's upper end: only requests that were surely late are counted, and the evidence says so. Records have one
+inter-token latency for each request, buckets one for each token. Aborted requests are the clients' choice and not counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram
+from tailkeeper_watchdog.detectors.base import Detector, Symptom, is_latency
+from tailkeeper_watchdog.forgetting import without
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, RequestRecord, Severity, Situation, Slo
+from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
+
+MINUTE_S, HOUR_S = 60.0, 3_600.0
+SPACING_S = 10.0
+"""Between two looks at the fleet's counters. They lose nothing meanwhile, and the shortest window is five minutes."""
+RECORDS_FRESH_S = 60.0
+"""For so long after a backend's last record its buckets are not counted: both tell of the same requests."""
+FAILED = ""
+"""The signal of what is no latency: whether requests are answered at all."""
+SIGNALS = (*catalog.SIGNALS, FAILED)
+MIN_BAD_LONG, MIN_BAD_SHORT, MIN_BAD_BEFORE = 10, 2, 2
+"""In the windows, and before the rule's ``latest_s``: one burst of late requests, as a cold engine gives, is one event."""
+TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
+
+WIDTH = 2 * len(SIGNALS)
+Counts = NDArray[np.float64]
+"""One line for each backend, and for each signal how many requests were bad, and how many were counted."""
+
+
+class Burn(StrEnum):
+    """The rules, as the evidence and the alerts name them."""
+
+    FAST = "fast"
+    SLOW = "slow"
+    TRICKLE = "trickle"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Both windows must spend the budget ``rate`` times as fast as would just use it up."""
+
+    name: Burn
+    rate: float
+    long_s: float
+    short_s: float
+    latest_s: float
+    """Some of the bad requests must be older than this, and it must be going on since."""
+    severity: Severity
+
+
+FAST = Rule(Burn.FAST, 14.4, HOUR_S, 5 * MINUTE_S, 2 * MINUTE_S, Severity.PAGE)
+SLOW = Rule(Burn.SLOW, 6.0, 6 * HOUR_S, 30 * MINUTE_S, 10 * MINUTE_S, Severity.TICKET)
+TRICKLE = Rule(Burn.TRICKLE, 0.0, 6 * HOUR_S, HOUR_S, HOUR_S, Severity.PAGE)
+"""Judged by share, not by rate: see ``TRICKLE_SHARE``."""
+RULES = (FAST, TRICKLE, SLOW)
+"""Loudest first: of one signal only the first rule that holds is told."""
+KEPT_S = SLOW.long_s
+_SPACINGS_S = ((5 * MINUTE_S, MINUTE_S), (HOUR_S, 5 * MINUTE_S), (KEPT_S, 30 * MINUTE_S))
+"""Snapshots up to this age are this far apart: some thirty of them, whatever the tick. A window is longer by that at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    at: float
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """``counts`` has a line for each of ``names``, from 0 at its first sight; ``snapshots`` are the same lines earlier."""
+
+    names: tuple[str, ...] = ()
+    counts: Counts = field(default_factory=lambda: np.zeros((0, WIDTH)))
+    raw: Counts = field(default_factory=lambda: np.zeros((0, WIDTH)))
+    """The backends' own counters when they were last seen; NaN where they are not published."""
+    snapshots: tuple[Snapshot, ...] = ()
+    told_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When each backend with request records last told of one."""
+    taken_at: float = float("-inf")
+    found: tuple[Symptom, ...] = ()
+    """What the last look at the counters found."""
+
+
+def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
+    now = situation.snapshot.now
+    due = now - memory.taken_at >= SPACING_S
+    if not due and not situation.records:
+        return memory, memory.found
+    memory = _with_records(_with_new(memory, tuple(b.name for b in situation.snapshot.backends)), situation)
+    if not due:
+        return memory, memory.found
+    raw = np.array([_raw(situation.fresh(name), situation.slo) for name in memory.names]).reshape(-1, WIDTH)
+    has_records = np.array(
+        [now - memory.told_at.get(name, float("-inf")) <= RECORDS_FRESH_S for name in memory.names], dtype=bool
+    )
+    counts = memory.counts + _rise(memory.raw, raw, has_records)
+    snapshots = (*(memory.snapshots or (Snapshot(now, np.zeros_like(counts)),)), Snapshot(now, counts))
+    found = tuple(_symptoms(situation, memory.names, snapshots, memory.told_at))
+    raw = np.where(np.isnan(raw), memory.raw, raw)
+    kept = thinned(snapshots, now)
+    return replace(memory, counts=counts, raw=raw, snapshots=kept, taken_at=now, found=found), found
+
+
+def _with_records(memory: Memory, situation: Situation) -> Memory:
+    """With the requests that were told of at this tick."""
+    if not situation.records:
+        return memory
+    counts, told_at = memory.counts.copy(), dict(memory.told_at)
+    row_of = {name: row for row, name in enumerate(memory.names)}
+    for name, records in situation.records.items():
+        counts[row_of[name]] += _of_records(records, situation.slo)
+        told_at[name] = situation.snapshot.now
+    return replace(memory, counts=counts, told_at=told_at)
+
+
+def _with_new(memory: Memory, fleet: tuple[str, ...]) -> Memory:
+    """With a line for every backend; a new one has counted nothing so far, earlier neither."""
+    if memory.names == fleet:
+        return memory
+    known = set(memory.names)
+    new = tuple(name for name in fleet if name not in known)
+    if not new:
+        return memory
+    lines = np.zeros((len(new), WIDTH))
+    return replace(
+        memory,
+        names=(*memory.names, *new),
+        counts=np.vstack((memory.counts, lines)),
+        raw=np.vstack((memory.raw, np.full_like(lines, np.nan))),
+        snapshots=tuple(Snapshot(s.at, np.vstack((s.counts, lines))) for s in memory.snapshots),
+    )
+
+
+def forget(memory: Memory, gone: frozenset[str]) -> Memory:
+    """The memory without the lines of backends that are gone."""
+    rows = [row for row, name in enumerate(memory.names) if name not in gone]
+    if len(rows) == len(memory.names):
+        return memory
+    return replace(
+        memory,
+        names=tuple(memory.names[row] for row in rows),
+        counts=memory.counts[rows],
+        raw=memory.raw[rows],
+        snapshots=tuple(Snapshot(s.at, s.counts[rows]) for s in memory.snapshots),
+        told_at=without(memory.told_at, gone),
+        found=tuple(symptom for symptom in memory.found if symptom.backend not in gone),
+    )
+
+
+# What is counted
+
+
+def _bounds_s(slo: Slo) -> tuple[float, float, float]:
+    """In the order of the catalogue's signals."""
+    return slo.ttft_p99_s, slo.itl_p99_s, slo.e2e_p99_s
+
+
+def _of_records(records: tuple[RequestRecord, ...], slo: Slo) -> Counts:
+    line = np.zeros(WIDTH)
+    for record in records:
+        for index, bad in enumerate(_verdicts(record, slo)):
+            if bad is not None:
+                line[2 * index] += bad
+                line[2 * index + 1] += 1
+    # Whether requests fail is counted by the counters alone: a request refused at the door has no record.
+    line[-2:] = 0
+    return line
+
+
+def _verdicts(record: RequestRecord, slo: Slo) -> Iterator[bool | None]:
+    """For each latency whether it was late; None where it says nothing. An aborted one did see its first token."""
+    ended = {"ok": (True, True, True), "aborted": (True, False, False)}.get(record.outcome or "", (False, False, False))
+    latencies = (record.ttft_s, record.itl_s, record.e2e_s)
+    for counts, value, bound_s in zip(ended, latencies, _bounds_s(slo), strict=True):
+        yield value > bound_s if counts and value is not None and is_latency(value) else None
+
+
+_UNKNOWN = (float("nan"), float("nan"))
+_BY_SIGNAL = tuple(SIGNAL_HISTOGRAM[signal] for signal in catalog.SIGNALS)
+_OK, _ERROR, _REJECTED = (OUTCOME_SLOT[outcome] for outcome in ("ok", "error", "rejected"))
+
+
+def _raw(seen: BackendObservation | None, slo: Slo) -> tuple[float, ...]:
+    """A line of a backend's own counters: for each signal the bad ones and all of them; NaN where it is not known."""
+    if seen is None:
+        return _UNKNOWN * len(SIGNALS)
+    histograms = seen.histograms
+    ttft, itl, e2e = (_late(histograms.get(n), s) for n, s in zip(_BY_SIGNAL, _bounds_s(slo), strict=True))
+    return (*ttft, *itl, *e2e, *_failed(seen))
+
+
+def _late(histogram: Histogram | None, bound_s: float) -> tuple[float, float]:
+    """Surely late ones, and all. Unknown where no bucket ends between the bound and +Inf: then nobody can tell."""
+    if histogram is None:
+        return _UNKNOWN
+    index = bisect_left(histogram.bounds, bound_s)
+    if index >= len(histogram.bounds) - 1:
+        return _UNKNOWN
+    counted = histogram.counts[-1]
+    return counted - histogram.counts[index], counted
+
+
+def _failed(seen: BackendObservation) -> tuple[float, float]:
+    ok = seen.value(_OK)
+    if ok is None:
+        return _UNKNOWN
+    failed = (seen.value(_ERROR) or 0.0) + (seen.value(_REJECTED) or 0.0)
+    return failed, ok + failed
+
+
+def _rise(before: Counts, after: Counts, has_records: NDArray[np.bool_]) -> Counts:
+    """What the counters rose by. One that fell begins anew, and what it lost is not known; latencies that records told of
+    are not counted a second time."""
+    rise = after - before
+    bad, counted = rise[:, ::2], rise[:, 1::2]
+    good = (bad >= 0) & (bad <= counted) & np.isfinite(counted)
+    good[has_records, :-1] = False
+    return np.where(np.repeat(good, 2, axis=1), rise, 0.0)
+
+
+# What it means
+
+
+def thinned(snapshots: tuple[Snapshot, ...], now: float) -> tuple[Snapshot, ...]:
+    """Older ones further apart, and of those beyond the longest window only the newest."""
+    kept: list[Snapshot] = []
+    for snapshot in snapshots:
+        age = now - snapshot.at
+        spacing = next((spacing for limit, spacing in _SPACINGS_S if age <= limit), None)
+        if spacing is None:
+            kept = [snapshot]
+        elif not kept or snapshot.at - kept[-1].at >= spacing or snapshot is snapshots[-1]:
+            kept.append(snapshot)
+    return tuple(kept)
+
+
+def _over(snapshots: tuple[Snapshot, ...], seconds: float) -> Counts:
+    """What was counted in the last ``seconds``, or since the beginning where that is shorter."""
+    newest = snapshots[-1]
+    start = next((s for s in reversed(snapshots) if newest.at - s.at >= seconds), snapshots[0])
+    return newest.counts - start.counts
+
+
+def _holds(rule: Rule, long: Counts, short: Counts, latest: Counts, budget: float) -> NDArray[np.bool_]:
+    """For each backend and signal. ``latest`` is what was counted within the rule's ``latest_s``."""
+    bad_long, all_long, bad_short, all_short = long[:, ::2], long[:, 1::2], short[:, ::2], short[:, 1::2]
+    bad_latest, all_latest = latest[:, ::2], latest[:, 1::2]
+    least_long, least_short = (TRICKLE_BAD, 1) if rule.name is Burn.TRICKLE else (MIN_BAD_LONG, MIN_BAD_SHORT)
+    # An objective so loose that nobody could burn so fast needs all to fail.
+    share = TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(1.0, rule.rate * budget)
+    enough = (bad_long >= least_long) & (bad_short >= least_short)
+    lasts = (bad_long - bad_latest >= MIN_BAD_BEFORE) & (bad_latest >= np.maximum(1, share * all_latest))
+    return np.asarray(enough & lasts & (bad_long >= share * all_long) & (bad_short >= share * all_short), dtype=np.bool_)
+
+
+def _symptoms(
+    situation: Situation, names: tuple[str, ...], snapshots: tuple[Snapshot, ...], told_at: Mapping[str, float]
+) -> Iterator[Symptom]:
+    budget = 1.0 - situation.slo.objective
+    told: set[tuple[int, int]] = set()
+    for rule in RULES:
+        long, short, latest = (_over(snapshots, seconds) for seconds in (rule.long_s, rule.short_s, rule.latest_s))
+        for row, index in np.argwhere(_holds(rule, long, short, latest, budget)).tolist():
+            if (row, index) not in told:
+                told.add((row, index))
+                pair = slice(2 * index, 2 * index + 2)
+                yield _symptom(situation, names[row], index, rule, (long[row, pair], short[row, pair]), names[row] in told_at)
+
+
+def _symptom(
+    situation: Situation, name: str, index: int, rule: Rule, windows: tuple[Counts, Counts], has_records: bool
+) -> Symptom:
+    slo, signal = situation.slo, SIGNALS[index]
+    (bad, counted), (bad_short, counted_short) = windows[0].tolist(), windows[1].tolist()
+    evidence: dict[str, object] = {
+        "rule": rule.name.value,
+        "objective": slo.objective,
+        "burn": bad / counted / (1.0 - slo.objective),
+        "burn_short": bad_short / counted_short / (1.0 - slo.objective),
+        "limit_burn": rule.rate or None,
+        "window_s": rule.long_s,
+        "bad": bad,
+        "requests": counted,
+        "short_window_s": rule.short_s,
+        "bad_short": bad_short,
+        "requests_short": counted_short,
+    }
+    what = "failed"
+    if signal != FAILED:
+        what = f"were later than {_bounds_s(slo)[index]:g} s ({signal})"
+        evidence |= _counted_how(situation, name, signal, _bounds_s(slo)[index], has_records)
+    share = f"{bad:.0f} of {counted:.0f} requests {what}"
+    summary = f"{name}: {share} in the last {_span(rule.long_s)}, and it goes on; allowed are {1.0 - slo.objective:.2%}"
+    return Symptom(FindingKind.SLO_BURN, name, rule.severity, summary, evidence, signal)
+
+
+def _counted_how(situation: Situation, name: str, signal: str, bound_s: float, has_records: bool) -> dict[str, object]:
+    if has_records:
+        return {"bound_s": bound_s, "counted": "from request records"}
+    seen = situation.snapshot.observations.get(name)
+    histogram = seen.histograms.get(SIGNAL_HISTOGRAM[signal]) if seen else None
+    index = bisect_left(histogram.bounds, bound_s) if histogram else 0
+    if histogram is None or index >= len(histogram.bounds):
+        return {"bound_s": bound_s, "counted": "from buckets"}
+    edge_s = histogram.bounds[index]
+    how = "from buckets" if edge_s == bound_s else f"from buckets: those up to {edge_s:g} s count as in time"
+    return {"bound_s": bound_s, "bucket_bound_s": edge_s, "counted": how}
+
+
+def _span(seconds: float) -> str:
+    return "hour" if seconds == HOUR_S else f"{seconds / HOUR_S:g} hours"
+
+
+DETECTOR = Detector("slo_burn", (FindingKind.SLO_BURN,), Memory, detect, close_after_s=60.0, forget=forget, signals=SIGNALS)
