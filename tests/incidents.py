@@ -150,7 +150,7 @@ def _requests(physics: Physics, count: int, at: float, view: str, rng: np.random
         "ttft_s": ttft,
         "itl_s": itl,
         "e2e_s": ttft + generated * itl,
-        "start": starts,
+        "start_unix_s": starts,
         "outcome": np.where(rng.random(count) > 0.003, "ok", "error"),
         "modality": np.where(image, "image", "text"),
         "canary_revision": np.where(canary, "v2", "v1"),

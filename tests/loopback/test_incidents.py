@@ -55,7 +55,7 @@ def test_ten_thousand_records_take_nothing_like_a_second() -> None:
 
 
 def _record(row: Any, names: Mapping[str, tuple[str, ...]]) -> RequestRecord:
-    numbers = ("ttft_s", "itl_s", "e2e_s", "start", "queue_s", "prefill_s", "prompt_tokens", "backlog_tokens")
+    numbers = ("ttft_s", "itl_s", "e2e_s", "queue_s", "prefill_s", "prompt_tokens", "backlog_tokens")
     words = {label: names[label][row[label]] for label in ("tenant", "model", "modality", "canary_revision")}
     known: dict[str, Any] = {n: None if np.isnan(row[n]) else float(row[n]) for n in numbers}
-    return RequestRecord("a", "ok", operation="chat", **known, **words)
+    return RequestRecord("a", "ok", operation="chat", start_unix_s=float(row["start"]), **known, **words)

@@ -52,6 +52,19 @@ def test_a_full_ring_follows_traffic_that_drifts(batch: int, drift: float) -> No
         assert (quantile.value, quantile.samples) == brute_force(stream[: at + batch].tolist(), 1_000, 0.99)
 
 
+@pytest.mark.parametrize("alike", [1, 3, 30, 90])
+@pytest.mark.parametrize("batch", [7, 100])
+def test_more_equal_values_than_the_tail_can_hold_take_nothing_else_out_of_it(alike: int, batch: int) -> None:
+    ring, given_so_far = LatencyRing(200), list[float]()
+    for number in range(60):
+        values = [5.0] * alike if number % 17 == 3 else [0.1] * batch
+        ring.extend(np.array(values))
+        given_so_far += values
+        quantile = ring.quantile(0.99)
+        assert quantile is not None
+        assert (quantile.value, quantile.samples) == brute_force(given_so_far, 200, 0.99)
+
+
 def test_steady_traffic_is_seldom_searched_through(monkeypatch: pytest.MonkeyPatch) -> None:
     searched, partition = list[int](), np.partition
 

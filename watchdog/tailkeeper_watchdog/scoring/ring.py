@@ -75,14 +75,17 @@ class LatencyRing:
     def _follow(self, leaving: NDArray[np.float64], coming: NDArray[np.float64]) -> None:
         """The tail without what leaves and with what comes, as far as either belongs to it.
 
-        Of values equal to the smallest of the tail some may stand in it and some not: taking one out is right either way.
+        Of values equal to the smallest of the tail some may stand in it and some not. While one of them is left in it, taking
+        that one out is right either way; when none is, the one that leaves was not in it.
         """
         tail = self._tail
         floor = tail[0]
         for value in _at_least(floor, coming):
             insort(tail, value)
         for value in _at_least(floor, leaving):
-            del tail[bisect_left(tail, value)]
+            place = bisect_left(tail, value)
+            if place < len(tail) and tail[place] == value:
+                del tail[place]
         if len(tail) > self._keep:
             del tail[: len(tail) - self._keep]
 
