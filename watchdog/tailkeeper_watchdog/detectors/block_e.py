@@ -333,7 +333,7 @@ def _take_for_usual(watch: Watch) -> None:
 def _page(situation: Situation, memory: Memory) -> None:
     """Mark the backends that are a page; their evidence for the next one starts anew."""
     backends = situation.snapshot.backends
-    least = page_evidence(1, max(1, len(backends)))  # all of a fleet of one pool together: nobody pages with less
+    least = page_evidence(1)  # what each needs where all of a fleet are one pool and page together: nobody pages with less
     if not any(_page_value(watch) >= least for _, _, watch in memory.watches()):
         return
     pools: dict[tuple[str, str], dict[str, float | None]] = {}
