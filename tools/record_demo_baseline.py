@@ -29,12 +29,11 @@ from tailkeeper_demo.stack import ENGINES, MODEL, REQUESTS_PER_S
 from tailkeeper_demo.trace import arrivals, load_trace
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.baseline_set import BaselineSet, Form
-from tailkeeper_watchdog.drift import BucketReading, bucket_baseline
+from tailkeeper_watchdog.drift import AS_WRITTEN, BucketReading, bucket_baseline
 from tailkeeper_watchdog.drift.bucket_blocks import BucketBlock, BucketCutter
 
-READ_S = 0.5
-"""The demo's scrape interval."""
-BLOCK_S = 10.0
+BLOCK_S = AS_WRITTEN.block_s
+"""That design rather than the paced one: its evidence may grow faster, and a story lasts three minutes."""
 SEED = 101
 SHARES = ((1.0, 2 * 3_600.0), (1.35, 1_800.0), (0.5, 3_600.0), (2.0, 900.0), (3.0, 300.0))
 """How much of its usual rate an engine gets, and for how long (seconds)."""
@@ -128,7 +127,7 @@ def main() -> None:
     blocks: list[BucketBlock] = []
     for number, (share, duration_s) in enumerate(SHARES):
         blocks.extend(record(SEED + 10 * number, share, duration_s))
-    baseline = bucket_baseline(blocks, model_id=MODEL, created_at_s=CREATED_S)
+    baseline = bucket_baseline(blocks, model_id=MODEL, created_at_s=CREATED_S, design=AS_WRITTEN)
     document = BaselineSet({}, {(MODEL, Form.BUCKETS): baseline}).document()
     out.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{out}: {len(blocks)} blocks, {baseline.requests} requests, limits {baseline.limits_s} s, fit {baseline.fit_ratio}")

@@ -12,7 +12,7 @@ from tailkeeper_watchdog.model import RequestRecord
 from tests.unit.watched_fleet import BOUNDS, record
 
 BLOCK_S = 10.0
-PER_BLOCK = 20
+PER_BLOCK = 60
 
 
 def requests(

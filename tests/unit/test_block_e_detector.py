@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailkeeper_exporter.state import State
@@ -22,7 +22,7 @@ class SmallCollector(Collector):
     """Content with a tenth of the requests and half of the time."""
 
     def __init__(self, *, capacity: int) -> None:
-        super().__init__(requests=2_000, seconds=1_200.0, capacity=capacity)
+        super().__init__(requests=6_000, seconds=1_200.0, capacity=capacity)
 
 
 ROWS, RAW, BUCKETS = rows_baseline(), rows_baseline(load=False), bucket_baseline_of()
@@ -64,7 +64,7 @@ def test_a_slower_engine_is_a_ticket_with_what_was_expected_and_what_was_seen() 
     (drift,) = found
     evidence = drift.evidence
     assert drift.severity is Severity.TICKET
-    assert count <= 12
+    assert count <= 15
     found = blocks(watched, 10, rng, factor=1.5)
     assert found[0].evidence["ratio"] == pytest.approx(1.5, rel=0.1)
     assert found[0].evidence["seen_s"] > 1.3 * found[0].evidence["expected_s"]
@@ -72,7 +72,8 @@ def test_a_slower_engine_is_a_ticket_with_what_was_expected_and_what_was_seen() 
     assert abs(evidence["rising_since"] - began) <= 3 * BLOCK_S
     assert evidence["baseline"]["from"] == "watchdog.baselines"
     assert evidence["baseline"]["fit_ratio"] > 0.5
-    assert (evidence["abstained"], evidence["without_load"]) == (pytest.approx(0, abs=20), 0)
+    assert evidence["abstained"] <= 0.03 * evidence["scored"]
+    assert evidence["without_load"] == 0
     assert "where its load explains" in drift.summary
 
 
@@ -119,7 +120,7 @@ def test_requests_that_do_not_say_their_load_are_not_judged_by_a_load_model() ->
 def test_while_a_baseline_is_gathered_it_says_what_is_missing() -> None:
     watched, rng = fleet(given=BaselineSet()), random.Random(8)
     assert blocks(watched, 10, rng, factor=3.0) == ()
-    assert watched.state.gathering == {"a": "a baseline needs 20,000 requests and 40 min; so far 200 and 2 min"}
+    assert watched.state.gathering == {"a": "a baseline needs 20,000 requests and 40 min; so far 600 and 2 min"}
 
 
 def test_a_gathered_baseline_is_fitted_once_and_named_by_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +207,7 @@ _RECORDS = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(ticks=st.lists(st.tuples(st.floats(0, 100), _RECORDS), max_size=15))
 def test_rows_of_any_kind_in_any_order_raise_nothing_and_page_nobody(ticks: list[tuple[float, Any]]) -> None:
     watched = fleet()

@@ -50,3 +50,30 @@ async def test_many_hung_exporters_keep_neither_the_tick_nor_the_healthy_ones_wa
         states = await fleet.states()
     assert set(states.values()) == {State.SERVING}, "each that recovered is asked again"
     await fleet.source.close()
+
+
+def _told(request: httpx.Request) -> httpx.Response:
+    rows = [
+        {
+            "backend": "a",
+            "outcome": "ok",
+            "start": 1.7e9,
+            "ttft_s": 0.2,
+            "prompt_tokens": 7,
+            "backlog_tokens": 0,
+            "running": 3,
+            "waiting": 0,
+        },
+        {"backend": "a", "outcome": "ok", "start": -1, "ttft_s": "0.2", "prompt_tokens": 1.5, "running": True, "waiting": 10**30},
+    ]
+    return httpx.Response(200, json={"next": 2, "dropped": 0, "requests": rows})
+
+
+async def test_a_request_comes_with_the_load_that_it_met_and_what_cannot_be_is_unknown() -> None:
+    source = ExporterSource(("http://a",), ("a",), 60.0)
+    source._client = httpx.AsyncClient(transport=httpx.MockTransport(_told))
+    good, bad = (await source.collect(0.0, DEADLINE_S)).records
+    assert (good.start_unix_s, good.ttft_s) == (1.7e9, 0.2)
+    assert (good.prompt_tokens, good.backlog_tokens, good.running, good.waiting) == (7, 0, 3, 0)
+    assert {bad.start_unix_s, bad.ttft_s, bad.prompt_tokens, bad.running, bad.waiting} == {None}
+    await source.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import exp
+from math import exp, log1p
 from operator import mul
 from typing import Any
 
@@ -55,8 +55,9 @@ RECORDS_FRESH_S = 60.0
 HOLD_S = 900.0
 """After an alarm the evidence starts anew, and a small drift at a low rate takes minutes to prove again: so long the symptom
 stays without being proved once more."""
-CALM_EVIDENCE = BLOCK_E.alarm_evidence / 100
-"""Without drift the evidence goes up and down below this; the last time it did is when the drift began, near enough."""
+CALM_SHARE = 0.01
+"""Of the evidence of an alarm. Without drift the evidence goes up and down below this; the last time it did is when the drift
+began, near enough."""
 STABLE_S = 24 * 3_600.0
 """A shift that was there for a whole day, load of night and day alike, is what is usual now. Nobody is asked, so it takes
 that long."""
@@ -317,7 +318,7 @@ def _judge(situation: Situation, watch: Watch, reached: float | None) -> None:
             blocks = evidence.blocks - watch.calm_block
             watch.alarm = Alarm(watch.calm_unix_s, snapshot.time_unix_s, snapshot.now, snapshot.now, reached, blocks)
         watch.alarm.last_at, watch.alarm.evidence = snapshot.now, reached
-    if evidence.value < CALM_EVIDENCE and watch.alarm is None:
+    if evidence.value < CALM_SHARE * watch.test.baseline.design.alarm_evidence and watch.alarm is None:
         watch.calm_unix_s, watch.calm_block = snapshot.time_unix_s, evidence.blocks
     if watch.alarm is not None and snapshot.now - watch.alarm.first_at >= STABLE_S and watch.source != CONFIGURED:
         _take_for_usual(watch)
@@ -332,7 +333,7 @@ def _take_for_usual(watch: Watch) -> None:
 def _page(situation: Situation, memory: Memory) -> None:
     """Mark the backends that are a page; their evidence for the next one starts anew."""
     backends = situation.snapshot.backends
-    least = page_evidence(1, max(1, len(backends)))  # all of a fleet of one pool together: nobody pages with less
+    least = page_evidence(1)  # what each needs where all of a fleet are one pool and page together: nobody pages with less
     if not any(_page_value(watch) >= least for _, _, watch in memory.watches()):
         return
     pools: dict[tuple[str, str], dict[str, float | None]] = {}
@@ -368,15 +369,16 @@ def _symptom(name: str, form: Form, watch: Watch, alarm: Alarm) -> Symptom:
     baseline = watch.baseline
     is_raw = baseline is None or baseline.is_raw
     severity = Severity.INFO if is_raw else Severity.PAGE if alarm.page_evidence is not None else Severity.TICKET
+    design = BLOCK_E if baseline is None else baseline.design
     seen = _seen_rows(watch) if form is Form.ROWS else _seen_buckets(watch)
     evidence: dict[str, Any] = {
         "form": "request records" if form is Form.ROWS else "histogram buckets",
         "evidence": alarm.evidence,
-        "limit": BLOCK_E.alarm_evidence,
+        "limit": design.alarm_evidence,
         "page_evidence": alarm.page_evidence,
         "rising_since": alarm.began_unix_s,
         "blocks": alarm.blocks,
-        "block_s": BLOCK_E.block_s,
+        "design": design.name,
         "last_alarm": alarm.found_unix_s + alarm.last_at - alarm.first_at,
         "taken_for_usual_at": None if watch.source == CONFIGURED else alarm.found_unix_s + STABLE_S,
         **seen,
@@ -463,10 +465,10 @@ def _seen_buckets(watch: Watch) -> dict[str, Any]:
 
 
 def _load_of(first: BucketReading, last: BucketReading) -> tuple[float, float, float, float]:
-    """As the bucket form sees it: 1, running, waiting, thousands of tokens a second."""
+    """As the bucket form sees it: 1, running, logarithm of waiting, thousands of tokens a second."""
     tokens = (last.tokens_total or 0.0) - (first.tokens_total or 0.0)
     rate = tokens / (last.at_s - first.at_s) if last.at_s > first.at_s else 0.0
-    return 1.0, last.running or 0.0, last.waiting or 0.0, rate * 1e-3
+    return 1.0, last.running or 0.0, log1p(last.waiting or 0.0), rate * 1e-3
 
 
 def forget(memory: Memory, gone: frozenset[str]) -> Memory:
