@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from math import ceil, log, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from tailkeeper_watchdog.drift import COLUMNS, DESIGNS, Baseline, BlockE, Design, Rows
+from tailkeeper_watchdog.drift import COLUMNS, DESIGNS, Baseline, BlockE, Design, Rows, from_document
 from tests.drift_streams import loaded, small_baseline
 
 STREAM = loaded(5_000, 30)
@@ -99,3 +101,27 @@ def test_whatever_comes_nothing_is_raised_and_batches_are_as_single_rows(table: 
     assert [online.update(line) for line in table] == [None] * len(table)
     assert batch.counts == online.counts
     assert batch.evidence.blocks == online.evidence.blocks
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+DOCUMENT = small_baseline().document()
+PLACES = [(name,) for name in DOCUMENT] + [("model", name) for name in DOCUMENT["model"]]
+
+
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_whatever_stands_in_a_document_is_refused_by_name_or_makes_a_baseline_that_works(
+    place: tuple[str, ...], value: Any
+) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    *parents, name = place
+    (document[parents[0]] if parents else document)[name] = value
+    refused = ""
+    try:
+        BlockE(from_document(document)).update_many(STREAM[:1_000])
+    except ValueError as error:
+        refused = str(error)
+    assert not refused or refused.startswith("baseline")

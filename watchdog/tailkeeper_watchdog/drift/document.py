@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 _SHOWN = 60
@@ -97,4 +96,5 @@ def number_list(
 def _number(value: Any, low: float, high: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if isfinite(value) and low <= value <= high else None
+    # NaN is in no range, and an integer too large for a float is compared before it is converted.
+    return float(value) if low <= value <= high else None
