@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tailkeeper_exporter.readings import present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
-from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, Slo
+from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, RequestRecord, Slo
 from tailkeeper_watchdog.policies.gpu_health_gate import Breaker, BreakerState, GpuHealthGateParams, step_breaker
 from tailkeeper_watchdog.window import OUTCOME_SLOT
 

@@ -24,6 +24,7 @@ from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
@@ -32,6 +33,8 @@ from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
+from tailkeeper_watchdog.slo.store import SloStore
+from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
 
 ALL_SERVERS = "all"
@@ -112,6 +115,7 @@ class Watchdog:
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
         self._durations = TickDurations()
+        self.insights = build_insights(config)
         modes = policy_modes(config.policies)
         self.loop = Loop(
             Parts(
@@ -130,7 +134,8 @@ class Watchdog:
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
-        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, config.watchdog.tick_s)
+        tick_s = config.watchdog.tick_s
+        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
         self.asgi = Gate(api, token)
 
     def _after_tick(self, record: TickRecord) -> None:
@@ -142,6 +147,7 @@ class Watchdog:
             fleet = self.loop.fleet
             alerts = alerts_for(findings, record.situation.scores, fleet.backends, record.desired, url)
             self._notifier.offer(alerts, fleet.names)
+        self.insights.note(record)
 
     async def run(self, listen: str | None = None) -> None:
         """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network.
@@ -168,19 +174,22 @@ class Watchdog:
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
-        sending = asyncio.create_task(self._notifier.run()) if self._notifier else None
+        beside = [asyncio.create_task(self.insights.run())]
+        if self._notifier is not None:
+            beside.append(asyncio.create_task(self._notifier.run()))
         try:
             yield
         finally:
             stop.set()
             await ticking
-            if sending is not None:
-                sending.cancel()
+            for task in beside:
+                task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await sending
+                    await task
             await self.close()
 
     async def close(self) -> None:
+        await self.insights.save()
         await self.loop.parts.source.close()
         await self.loop.parts.reconciler.close()
         if self._notifier is not None:
@@ -188,11 +197,21 @@ class Watchdog:
         self.ledger.close()
 
 
-def _rules(config: Configuration) -> Rules:
+def slo_of(config: Configuration) -> Slo:
     latency = config.slo.latency
+    return Slo(latency.ttft_p99_s, latency.itl_p99_s, latency.e2e_p99_s, config.slo.objective)
+
+
+def build_insights(config: Configuration) -> Insights:
+    slo = slo_of(config)
+    tiers = tiers_of(tuple((t.name, t.match, t.p99_s) for t in config.slo.tiers), slo)
+    return Insights(tiers, slo.objective, SloStore(config.watchdog.state))
+
+
+def _rules(config: Configuration) -> Rules:
     policies = config.policies
     return Rules(
-        slo=Slo(latency.ttft_p99_s, latency.itl_p99_s, latency.e2e_p99_s, config.slo.objective),
+        slo=slo_of(config),
         weights=config.hscore.weights.model_dump(),
         policies={
             policy.name: PolicySetting(getattr(policies, policy.name).mode, getattr(policies, policy.name).params)

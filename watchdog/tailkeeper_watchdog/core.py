@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tailkeeper_watchdog.collect.base import RequestRecord
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
 from tailkeeper_watchdog.findings import Book, close_gone, update
 from tailkeeper_watchdog.fleet import GONE
@@ -25,6 +24,7 @@ from tailkeeper_watchdog.model import (
     FleetSnapshot,
     Mode,
     Refusal,
+    RequestRecord,
     Severity,
     Situation,
     Slo,
@@ -114,14 +114,22 @@ def score_fleet(
         windows[name] = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         recent[name] = over(history, RECENT_S) if seen else Window()
         scores[name] = score(seen, windows[name], rules.weights, rules.slo, name)
-    rings = _fill(memory.rings, tuple(r for r in records if r.backend in histories), now)
+    ours = tuple(r for r in records if r.backend in histories)
+    rings = _fill(memory.rings, ours, now)
     exact = {
         key: quantile
         for key, (ring, at) in rings.items()
         if now - at <= RECORDS_FRESH_S and len(ring) >= MIN_RECORDS and (quantile := ring.quantile(0.99)) is not None
     }
     memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings)
-    return memory, Situation(snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact)
+    return memory, Situation(snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact, _by_backend(ours))
+
+
+def _by_backend(records: tuple[RequestRecord, ...]) -> Mapping[str, tuple[RequestRecord, ...]]:
+    found: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        found.setdefault(record.backend, []).append(record)
+    return {name: tuple(of_one) for name, of_one in found.items()}
 
 
 def _fill(

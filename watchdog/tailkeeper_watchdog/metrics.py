@@ -11,6 +11,9 @@ POLICY = Label("policy", 8, "the policy that wanted it; return is the way back")
 KNOB = Label("knob", 9, "what was to be changed")
 VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
 
+TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
+WINDOW = Label("window", 3, "1h, 1d or 30d")
+
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -36,6 +39,31 @@ TICK_DURATION = Metric(
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
 
+SLO_COMPLIANCE = _gauge(
+    "tailkeeper_slo_compliance_ratio",
+    Unit.RATIO,
+    "Share of a tier's requests that kept the promise; absent without a request.",
+    (TIER, WINDOW),
+)
+SLO_WEIGHTED = _gauge(
+    "tailkeeper_slo_weighted_compliance_ratio",
+    Unit.RATIO,
+    "The same, a late answer counted for what it was still worth.",
+    (TIER, WINDOW),
+)
+SLO_BUDGET_LEFT = _gauge(
+    "tailkeeper_slo_error_budget_left_ratio",
+    Unit.RATIO,
+    "Share of the window's error budget that is left, 0 when overspent.",
+    (TIER, WINDOW),
+)
+SLO_COVERAGE = _gauge(
+    "tailkeeper_slo_coverage_ratio",
+    Unit.RATIO,
+    "Share of the window in which the fleet was seen; the rest is unknown.",
+    (WINDOW,),
+)
+
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
@@ -52,4 +80,8 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     TICK_DURATION,
     OBSERVATION_AGE,
     PAUSED,
+    SLO_COMPLIANCE,
+    SLO_WEIGHTED,
+    SLO_BUDGET_LEFT,
+    SLO_COVERAGE,
 )

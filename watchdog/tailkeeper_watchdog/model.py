@@ -141,6 +141,24 @@ class BackendObservation:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One finished request as the exporter recorded it. Seconds; ``start_unix_s`` is epoch seconds; None is unknown."""
+
+    backend: str
+    outcome: str | None
+    ttft_s: float | None
+    itl_s: float | None
+    e2e_s: float | None
+    start_unix_s: float | None = None
+    model: str | None = None
+    tenant: str | None = None
+    operation: str | None = None
+    sensitivity: int | None = None
+    modality: str | None = None
+    canary_revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """The whole fleet at one tick, immutable. ``source_error`` says that nothing could be read at all."""
 
@@ -212,6 +230,8 @@ class Situation:
     stale_after_s: float
     exact: Mapping[tuple[str, str], Quantile] = field(default_factory=lambda: EMPTY)
     """P99 by (backend, signal) from request records, where there are any: seconds, a value really observed."""
+    records: Mapping[str, tuple[RequestRecord, ...]] = field(default_factory=lambda: EMPTY)
+    """The request records that came at this tick, by backend, as they came."""
 
     def p99(self, backend: str, signal: str) -> Quantile | None:
         """The best known P99: from request records, else from the buckets of the last minute."""

@@ -13,13 +13,14 @@ from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from tailkeeper_watchdog.api import documents
+from tailkeeper_watchdog.api import documents, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
-from tailkeeper_watchdog.api.page import TickDurations, WatchdogCollector, render
+from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
 from tailkeeper_watchdog.api.received import Received
 from tailkeeper_watchdog.api.strict import StrictJson
 from tailkeeper_watchdog.api.trends import Trends
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Mode
@@ -70,6 +71,7 @@ class Watched:
     durations: TickDurations
     modes: Mapping[str, Mode]
     tick_s: float
+    insights: Insights
 
     @property
     def names(self) -> frozenset[str]:
@@ -113,6 +115,7 @@ def build_api(
     durations: TickDurations,
     modes: Mapping[str, Mode],
     tick_s: float,
+    insights: Insights,
 ) -> FastAPI:
     """The application, without the gate in front of it (``security.Gate``)."""
     trends = Trends()
@@ -126,10 +129,11 @@ def build_api(
         responses=DOCUMENTED,
         lifespan=_following(trends, loop),
     )
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s)
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights)
     add_handlers(api)
     _add_reads(api, watched)
     _add_trends(api, trends)
+    _add_insights(api, watched)
     _add_own(api, watched)
     _add_changes(api, watched)
     _add_alerts(api, Received(), loop.parts.wall)
@@ -185,11 +189,22 @@ def _add_trends(api: FastAPI, trends: Trends) -> None:
         return StrictJson(trends.document())
 
 
+def _add_insights(api: FastAPI, watched: Watched) -> None:
+    @api.get("/api/v1/slo")
+    async def promises() -> Response:
+        return StrictJson(slo.document(watched.insights.slo, watched.loop.parts.wall()))
+
+
+def _insight_series(watched: Watched) -> tuple[Series, ...]:
+    return tuple(slo.series(watched.insights.slo, watched.loop.parts.wall()))
+
+
 def _add_own(api: FastAPI, watched: Watched) -> None:
     @api.get("/metrics")
     async def metrics(request: Request) -> Response:
         counts = watched.decisions.counts
-        collector = WatchdogCollector(watched.loop.latest, watched.durations, counts, watched.paused_or_unknown())
+        more = _insight_series(watched)
+        collector = WatchdogCollector(watched.loop.latest, watched.durations, counts, watched.paused_or_unknown(), more)
         body, content_type = await run_in_threadpool(render, collector, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 

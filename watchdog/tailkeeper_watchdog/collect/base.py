@@ -7,18 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.model import EMPTY, BackendObservation
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One finished request as the exporter recorded it. Seconds; None is unknown."""
-
-    backend: str
-    outcome: str | None
-    ttft_s: float | None
-    itl_s: float | None
-    e2e_s: float | None
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

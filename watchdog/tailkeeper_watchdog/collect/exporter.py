@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from tailkeeper_exporter.exposition import PageError, PageParser
-from tailkeeper_watchdog.collect.base import Collected, LastWord, RequestRecord
+from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 from tailkeeper_watchdog.collect.words import reasons_of
-from tailkeeper_watchdog.model import BackendObservation
+from tailkeeper_watchdog.model import BackendObservation, RequestRecord
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 MAX_CONCURRENT = 64
@@ -163,14 +163,25 @@ def _reasons(body: bytes | str) -> dict[str, tuple[str, ...]]:
 def _record(row: Any) -> RequestRecord | None:
     if not isinstance(row, dict) or not isinstance(row.get("backend"), str):
         return None
-    outcome = row.get("outcome")
+    sensitivity = row.get("sensitivity")
     return RequestRecord(
         backend=row["backend"],
-        outcome=outcome if isinstance(outcome, str) else None,
+        outcome=_text(row.get("outcome")),
         ttft_s=_seconds(row.get("ttft_s")),
         itl_s=_seconds(row.get("itl_s")),
         e2e_s=_seconds(row.get("e2e_s")),
+        start_unix_s=_seconds(row.get("start")),
+        model=_text(row.get("model")),
+        tenant=_text(row.get("tenant")),
+        operation=_text(row.get("operation")),
+        sensitivity=sensitivity if isinstance(sensitivity, int) and not isinstance(sensitivity, bool) else None,
+        modality=_text(row.get("modality")),
+        canary_revision=_text(row.get("canary_revision")),
     )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _seconds(value: Any) -> float | None:

@@ -1,0 +1,80 @@
+"""What is worked out beside the tick's decisions and moves nothing: compliance by tier. Fed after each tick.
+
+It hangs on the loop as its listener, so a fault in here costs a log line and no action. Counts are saved every
+``SAVE_EVERY_S`` from a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import structlog
+
+from tailkeeper_watchdog.fleet import Fleet, turnover
+from tailkeeper_watchdog.model import Backend, TickRecord
+from tailkeeper_watchdog.slo.bins import oldest_kept
+from tailkeeper_watchdog.slo.compliance import SloBook
+from tailkeeper_watchdog.slo.store import SloStore
+from tailkeeper_watchdog.slo.tiers import Tier
+
+log = structlog.get_logger("tailkeeper.watchdog")
+
+SAVE_EVERY_S = 60.0
+
+
+class Insights:
+    """``note`` each tick's record; ``run`` saves until cancelled. One task writes it all."""
+
+    def __init__(self, tiers: tuple[Tier, ...], objective: float, store: SloStore | None = None) -> None:
+        self._store = store
+        self._fleet = Fleet()
+        self._noted_unix_s: float | None = None
+        self._last_error = ""
+        self.slo = self._restored(tiers, objective)
+
+    def _restored(self, tiers: tuple[Tier, ...], objective: float) -> SloBook:
+        if self._store is None:
+            return SloBook(tiers, objective)
+        try:
+            kept = self._store.load()
+        except sqlite3.Error as error:  # compliance begins anew; the watchdog does its work without
+            self._complain(error)
+            return SloBook(tiers, objective)
+        return SloBook(tiers, objective, kept.rows, kept.counted_until_unix_s)
+
+    def note(self, record: TickRecord) -> None:
+        self._follow(record.situation.snapshot.backends)
+        self._noted_unix_s = record.time_unix_s
+        self.slo.note(record.situation)
+
+    def _follow(self, backends: tuple[Backend, ...]) -> None:
+        """Whoever is gone, or another one under its name, takes along what was known of it."""
+        if backends is self._fleet.backends:
+            return
+        gone = turnover(self._fleet, backends).gone
+        self._fleet = Fleet(backends)
+        self.slo.forget(gone)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what has changed, in a thread. What could not be written stays to be written."""
+        if self._store is None or self._noted_unix_s is None:
+            return
+        rows, until = self.slo.take_changed(), self._noted_unix_s
+        try:
+            await asyncio.to_thread(self._store.save, rows, until, oldest_kept(until))
+            self._last_error = ""
+        except sqlite3.Error as error:
+            self.slo.put_back(rows)
+            self._complain(error)
+
+    def _complain(self, error: sqlite3.Error) -> None:
+        """Once for each kind of failure, not once a minute."""
+        if str(error) != self._last_error:
+            self._last_error = str(error)
+            log.warning("counts of compliance are not saved", error=self._last_error)
