@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.insights import Insights
 from tests.scenario.world import World
@@ -74,3 +75,40 @@ async def test_before_the_first_tick_everything_is_unknown_and_nothing_fails(tmp
     world = world_at(tmp_path)
     document = await ask(world, insights_of(world), path)
     assert document["source"] is None
+
+
+async def test_the_capacity_document_has_a_row_for_each_backend_and_null_for_what_nobody_knows(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    for sick in world.sick.values():
+        sick.extra = {catalog.RUNNING.name: 0.0, catalog.TOKEN_EFFICIENCY.name: 900.0}
+    insights = await watched(world, 24)
+    document = await ask(world, insights, "/api/v1/capacity")
+    assert [row["backend"] for row in document["backends"]] == ["a", "b", "c", "d"]
+    row = document["backends"][0]
+    assert (row["idle_ratio"], row["token_efficiency"]) == (1.0, 900.0)
+    assert (row["gpu_hours_per_1000_requests"], row["consolidate"], row["tpot_per_rps"]) == (None, None, None)
+    assert document["candidates"] == []
+    assert document["free_memory"] == {"nodes": {}, "spread_bytes": None, "goal_bytes": None}
+    series = await page(world, insights)
+    assert series['tailkeeper_capacity_idle_ratio{backend="a"}'] == 1.0
+    assert not any("gpu_seconds_per_request" in name for name in series)
+
+
+async def test_a_backend_that_left_the_fleet_leaves_no_row(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    insights = await watched(world, 12)
+    world.find("a", "b", "c")
+    await world.run(2)
+    assert world.loop.latest is not None
+    insights.note(world.loop.latest)
+    world.find("a", "b", "c", "d")  # another d: nothing of the old one is said of it
+    await world.run(0.5)
+    insights.note(world.loop.latest)
+    rows = (await ask(world, insights, "/api/v1/capacity"))["backends"]
+    assert {row["backend"]: row["observed_s"] > 1 for row in rows} == {"a": True, "b": True, "c": True, "d": False}
+
+
+async def test_capacity_is_not_known_before_the_first_tick(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    async with client_of(Gate(application(world), None)) as client:
+        assert (await client.get("/api/v1/capacity")).status_code == 503

@@ -1,4 +1,5 @@
-"""What is worked out beside the tick's decisions and moves nothing: compliance by tier. Fed after each tick.
+"""What is worked out beside the tick's decisions and moves nothing: compliance by tier, capacity.
+Fed after each tick.
 
 It hangs on the loop as its listener, so a fault in here costs a log line and no action. Counts are saved every
 ``SAVE_EVERY_S`` from a thread of their own.
@@ -11,6 +12,7 @@ import sqlite3
 
 import structlog
 
+from tailkeeper_watchdog.capacity.book import CapacityBook
 from tailkeeper_watchdog.fleet import Fleet, turnover
 from tailkeeper_watchdog.model import Backend, TickRecord
 from tailkeeper_watchdog.slo.bins import oldest_kept
@@ -32,6 +34,7 @@ class Insights:
         self._noted_unix_s: float | None = None
         self._last_error = ""
         self.slo = self._restored(tiers, objective)
+        self.capacity = CapacityBook()
 
     def _restored(self, tiers: tuple[Tier, ...], objective: float) -> SloBook:
         if self._store is None:
@@ -47,6 +50,7 @@ class Insights:
         self._follow(record.situation.snapshot.backends)
         self._noted_unix_s = record.time_unix_s
         self.slo.note(record.situation)
+        self.capacity.note(record.situation)
 
     def _follow(self, backends: tuple[Backend, ...]) -> None:
         """Whoever is gone, or another one under its name, takes along what was known of it."""
@@ -55,6 +59,7 @@ class Insights:
         gone = turnover(self._fleet, backends).gone
         self._fleet = Fleet(backends)
         self.slo.forget(gone)
+        self.capacity.forget(gone)
 
     async def run(self) -> None:
         while True:

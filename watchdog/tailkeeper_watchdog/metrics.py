@@ -64,6 +64,31 @@ SLO_COVERAGE = _gauge(
     (WINDOW,),
 )
 
+CAPACITY_IDLE = _gauge(
+    "tailkeeper_capacity_idle_ratio", Unit.RATIO, "Share of the seen part of the last hour in which no request ran.", (BACKEND,)
+)
+CAPACITY_GPU_SECONDS = _gauge(
+    "tailkeeper_capacity_gpu_seconds_per_request",
+    Unit.SECONDS,
+    "GPU time of a backend's devices divided by its finished requests, over the last hour.",
+    (BACKEND,),
+)
+CAPACITY_TPOT_SLOPE = _gauge(
+    "tailkeeper_capacity_tpot_slope_seconds",
+    Unit.SECONDS,
+    "How much longer a token takes for each request per second more, over the last hour.",
+    (BACKEND,),
+)
+CAPACITY_CONSOLIDATE = _gauge(
+    "tailkeeper_capacity_consolidation_candidate",
+    Unit.ONE,
+    "1 where the GPUs were used less than 20 % in the last hour.",
+    (BACKEND,),
+)
+CAPACITY_FREE_SPREAD = _gauge(
+    "tailkeeper_capacity_free_memory_spread_bytes", Unit.BYTES, "Standard deviation over nodes of the free GPU memory per device."
+)
+
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
@@ -84,4 +109,9 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     SLO_WEIGHTED,
     SLO_BUDGET_LEFT,
     SLO_COVERAGE,
+    CAPACITY_IDLE,
+    CAPACITY_GPU_SECONDS,
+    CAPACITY_TPOT_SLOPE,
+    CAPACITY_CONSOLIDATE,
+    CAPACITY_FREE_SPREAD,
 )

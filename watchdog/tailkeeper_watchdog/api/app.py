@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from tailkeeper_watchdog.api import documents, slo
+from tailkeeper_watchdog.api import capacity, documents, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
 from tailkeeper_watchdog.api.received import Received
@@ -194,9 +195,19 @@ def _add_insights(api: FastAPI, watched: Watched) -> None:
     async def promises() -> Response:
         return StrictJson(slo.document(watched.insights.slo, watched.loop.parts.wall()))
 
+    @api.get("/api/v1/capacity")
+    async def hardware() -> Response:
+        record = watched.view().record
+        view = watched.insights.capacity.view(record.situation)
+        return await run_in_threadpool(lambda: StrictJson(capacity.document(view, record.time_unix_s)))
 
-def _insight_series(watched: Watched) -> tuple[Series, ...]:
-    return tuple(slo.series(watched.insights.slo, watched.loop.parts.wall()))
+
+def _insight_series(watched: Watched) -> Iterator[Series]:
+    """Views are taken now, in the loop's own thread; what is computed from them is computed where this is iterated."""
+    latest, insights = watched.loop.latest, watched.insights
+    promises = tuple(slo.series(insights.slo, watched.loop.parts.wall()))
+    hardware = () if latest is None else insights.capacity.view(latest.situation)
+    return chain(promises, capacity.series(hardware))
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:

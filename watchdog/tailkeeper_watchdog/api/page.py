@@ -54,7 +54,7 @@ def _gauge(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | Non
 class WatchdogCollector(Collector):
     """One page from one record. Copies what the loop goes on counting, so that a page may be written beside it.
 
-    ``paused`` None means that the switch cannot be read. ``more`` are gauges beside those of the record.
+    ``paused`` None means that the switch cannot be read. ``more`` are gauges beside those of the record, asked for once.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WatchdogCollector(Collector):
         durations: TickDurations,
         counts: Mapping[tuple[str, Knob, Outcome], int],
         paused: bool | None,
-        more: tuple[Series, ...] = (),
+        more: Iterable[Series] = (),
     ) -> None:
         self._record, self._paused, self._more = record, paused, more
         self._durations, self._duration_sum = tuple(durations.counts), durations.sum

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tailkeeper_exporter.catalog import Metric as Declared
 from tailkeeper_watchdog import metrics
+from tailkeeper_watchdog.api.page import Series
 from tailkeeper_watchdog.slo.bins import SPANS
 from tailkeeper_watchdog.slo.compliance import Compliance, SloBook
 from tailkeeper_watchdog.slo.tiers import Tier
 
-Rows = list[tuple[tuple[str, ...], float | None]]
 NOTES = {
     None: "nothing has been counted since the watchdog started",
     "records": "counted request by request",
@@ -61,7 +60,7 @@ def _window(found: Compliance) -> dict[str, Any]:
     }
 
 
-def series(book: SloBook, now_unix_s: float) -> Iterator[tuple[Declared, Rows]]:
+def series(book: SloBook, now_unix_s: float) -> Iterator[Series]:
     """A tier without a request in a window has no series of it: nothing is known, and that is not 100 %."""
     found = [(tier, window) for tier, windows in book.windows(now_unix_s).items() for window in windows]
     yield metrics.SLO_COMPLIANCE, [((tier, w.span.name), w.compliance) for tier, w in found]
