@@ -316,6 +316,7 @@ async def test_the_description_at_openapi_json_names_every_call(tmp_path: Path) 
         ("get", "/api/v1/trends"),
         ("get", "/api/v1/slo"),
         ("get", "/api/v1/capacity"),
+        ("get", "/api/v1/forecast"),
         ("post", "/api/v1/pause"),
         ("post", "/api/v1/resume"),
         ("post", "/api/v1/release"),

@@ -38,7 +38,7 @@ async def page(world: World, insights: Insights) -> dict[str, float]:
 
 async def test_the_slo_document_says_what_was_promised_and_what_came_of_it(tmp_path: Path) -> None:
     world = world_at(tmp_path)
-    insights = await watched(world, 24)
+    insights = await watched(world, 36)
     document = await ask(world, insights, "/api/v1/slo")
     assert document["source"] == "histograms"
     assert "buckets" in document["note"]
@@ -59,7 +59,7 @@ async def test_a_slow_backend_costs_budget_and_the_series_say_so(tmp_path: Path)
     insights = await watched(world, 12)
     for sick in world.sick.values():
         sick.ttft_s = 5.0
-    for _ in range(12):
+    for _ in range(20):
         await world.run(2)
         assert world.loop.latest is not None
         insights.note(world.loop.latest)
@@ -96,19 +96,44 @@ async def test_the_capacity_document_has_a_row_for_each_backend_and_null_for_wha
 
 async def test_a_backend_that_left_the_fleet_leaves_no_row(tmp_path: Path) -> None:
     world = world_at(tmp_path)
-    insights = await watched(world, 12)
+    insights = await watched(world, 24)
     world.find("a", "b", "c")
     await world.run(2)
     assert world.loop.latest is not None
     insights.note(world.loop.latest)
     world.find("a", "b", "c", "d")  # another d: nothing of the old one is said of it
-    await world.run(0.5)
+    await world.run(10)
     insights.note(world.loop.latest)
     rows = (await ask(world, insights, "/api/v1/capacity"))["backends"]
-    assert {row["backend"]: row["observed_s"] > 1 for row in rows} == {"a": True, "b": True, "c": True, "d": False}
+    assert {row["backend"]: row["observed_s"] > 15 for row in rows} == {"a": True, "b": True, "c": True, "d": False}
 
 
-async def test_capacity_is_not_known_before_the_first_tick(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/api/v1/capacity", "/api/v1/forecast"])
+async def test_what_is_said_of_backends_is_not_known_before_the_first_tick(tmp_path: Path, path: str) -> None:
     world = world_at(tmp_path)
     async with client_of(Gate(application(world), None)) as client:
-        assert (await client.get("/api/v1/capacity")).status_code == 503
+        assert (await client.get(path)).status_code == 503
+
+
+async def test_the_forecast_document_says_why_there_is_none_and_when_memory_will_be_full(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    for sick in world.sick.values():
+        sick.ok_per_tick = 5.0
+    insights = insights_of(world)
+    for number in range(80):
+        world.sick["a"].extra = {catalog.KV_USAGE.name: 0.2 + 0.005 * number}
+        await world.run(2)
+        assert world.loop.latest is not None
+        insights.note(world.loop.latest)
+    document = await ask(world, insights, "/api/v1/forecast")
+    assert (document["horizon_s"], document["training_error"]) == (30.0, None)
+    rows = {row["backend"]: row for row in document["backends"]}
+    assert rows["a"]["memory_exhaustion"]["method"] == "trend"
+    assert rows["a"]["memory_exhaustion"]["seconds"] == pytest.approx(0.4 / 0.0025, rel=0.1)
+    assert rows["b"]["memory_exhaustion"] is None
+    assert (rows["b"]["state"], rows["b"]["p99_s"], rows["b"]["error_bound_s"]) == ("learning", None, None)
+    assert "not trained yet" in rows["b"]["why"]
+    assert rows["b"]["last_value_s"] == pytest.approx(0.5, rel=0.1)  # of buckets that end at 0.1 and 0.5 s
+    series = await page(world, insights)
+    assert series['tailkeeper_memory_exhaustion_seconds{backend="a"}'] == pytest.approx(160, rel=0.1)
+    assert not any("tailkeeper_forecast" in name for name in series)

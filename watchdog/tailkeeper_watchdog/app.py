@@ -48,7 +48,9 @@ def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
         server = ref.server or settings.name  # left out for a tap, whose name is the backend's own
         before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
         targets.append(Target(ref.name, server, ref.pool or before_slash))
-    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels), settings.url)
+    shape = settings.model_shape
+    token_bytes = None if shape is None else 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype_bytes
+    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels), settings.url, token_bytes)
 
 
 Found = Callable[[], tuple[WatchedBackend, ...]]

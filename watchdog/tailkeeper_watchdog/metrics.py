@@ -89,6 +89,25 @@ CAPACITY_FREE_SPREAD = _gauge(
     "tailkeeper_capacity_free_memory_spread_bytes", Unit.BYTES, "Standard deviation over nodes of the free GPU memory per device."
 )
 
+FORECAST_P99 = _gauge(
+    "tailkeeper_forecast_p99_seconds",
+    Unit.SECONDS,
+    "P99 of the first token in the next 30 s; absent while its measured error is no better than the last value's.",
+    (BACKEND,),
+)
+FORECAST_ERROR_BOUND = _gauge(
+    "tailkeeper_forecast_error_bound_seconds",
+    Unit.SECONDS,
+    "99th percentile of the last forecasts' errors; there while the forecast is.",
+    (BACKEND,),
+)
+MEMORY_EXHAUSTION = _gauge(
+    "tailkeeper_memory_exhaustion_seconds",
+    Unit.SECONDS,
+    "Time until KV cache or GPU memory is full; absent while none is foreseen.",
+    (BACKEND,),
+)
+
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
@@ -114,4 +133,7 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     CAPACITY_TPOT_SLOPE,
     CAPACITY_CONSOLIDATE,
     CAPACITY_FREE_SPREAD,
+    FORECAST_P99,
+    FORECAST_ERROR_BOUND,
+    MEMORY_EXHAUSTION,
 )

@@ -14,7 +14,7 @@ from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from tailkeeper_watchdog.api import capacity, documents, slo
+from tailkeeper_watchdog.api import capacity, documents, forecast, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
 from tailkeeper_watchdog.api.received import Received
@@ -201,13 +201,20 @@ def _add_insights(api: FastAPI, watched: Watched) -> None:
         view = watched.insights.capacity.view(record.situation)
         return await run_in_threadpool(lambda: StrictJson(capacity.document(view, record.time_unix_s)))
 
+    @api.get("/api/v1/forecast")
+    async def forecasts() -> Response:
+        record, book = watched.view().record, watched.insights.forecast
+        pages, error = book.view(record.situation.snapshot.backends), book.training_error
+        return await run_in_threadpool(lambda: StrictJson(forecast.document(pages, error, record.time_unix_s)))
+
 
 def _insight_series(watched: Watched) -> Iterator[Series]:
     """Views are taken now, in the loop's own thread; what is computed from them is computed where this is iterated."""
     latest, insights = watched.loop.latest, watched.insights
     promises = tuple(slo.series(insights.slo, watched.loop.parts.wall()))
     hardware = () if latest is None else insights.capacity.view(latest.situation)
-    return chain(promises, capacity.series(hardware))
+    pages = insights.forecast.view(watched.loop.fleet.backends)
+    return chain(promises, capacity.series(hardware), forecast.series(pages))
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:

@@ -1,6 +1,6 @@
 """One hour of each backend in minutes: idle time, GPU use, requests, memory. Pure, and bounded: 60 minutes a backend.
 
-``note`` is cheap and runs at each tick. Who asks takes a ``view``, which is cheap too, and computes from it in a thread.
+``note`` is called at each tick and is cheap. Who asks takes a ``view``, which is cheap too, and computes from it in a thread.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tailkeeper_watchdog.window import OUTCOME_SLOT
 MINUTES = 60
 MINUTE_S = 60.0
 LONGEST_STEP_S = 30.0
-"""A longer time between two ticks was not watched."""
+"""A longer time between two samples was not watched."""
 LONGEST_MINUTE_S = 150.0
 """Counters further apart than this are not compared: a rate over a gap is nobody's rate."""
 CONSOLIDATE_BELOW = 0.20
 """GPU use below which a backend is named as one whose work others could do."""
 ENOUGH_S = 1_800.0
 """Half of the hour must have been seen before anybody is named so."""
-FREE_SAMPLES = 12
-FREE_EVERY_S = 5.0
+FREE_SAMPLES = 6
 """Free memory of a device is a median over a minute of samples."""
+SAMPLE_EVERY_S = 10.0
+"""Often enough for an hour; a sample costs 3 µs a backend."""
 MAX_DEVICES = 64
 """Of one backend; the catalogue's bound."""
 _FINISHED = tuple(OUTCOME_SLOT[outcome] for outcome in ("ok", "error", "rejected"))
@@ -70,7 +71,6 @@ class _Hour:
     running: Minute = field(default_factory=Minute)
     began: Counters | None = None
     free: dict[str, deque[float]] = field(default_factory=dict)
-    free_at: float = float("-inf")
     turned: int = 0
     fitted: tuple[int, Coupling | None] = (-1, None)
     """The line through the minutes as of so many turns: it changes once a minute and costs 0.1 ms."""
@@ -149,8 +149,10 @@ class CapacityBook:
         self._minute_at = float("-inf")
 
     def note(self, situation: Situation) -> None:
-        """Account for one tick."""
+        """Account for one tick, where it is time for a sample."""
         now = situation.snapshot.now
+        if self._last_at is not None and 0.0 <= now - self._last_at < SAMPLE_EVERY_S:
+            return
         step = 0.0 if self._last_at is None else now - self._last_at
         self._last_at = now
         step = step if 0.0 < step <= LONGEST_STEP_S else 0.0
@@ -163,7 +165,7 @@ class CapacityBook:
                 hour = self._hours[backend.name] = _Hour()
             seen = situation.fresh(backend.name)
             if seen is not None:
-                _live(hour, seen, step, now)
+                _live(hour, seen, step)
             if ends or hour.began is None:
                 _turn(hour, seen, now, ends)
 
@@ -198,7 +200,7 @@ def free_memory(view: View) -> FreeMemory:
     return FreeMemory({node: sum(of_one.values()) / len(of_one) for node, of_one in nodes.items() if of_one})
 
 
-def _live(hour: _Hour, seen: BackendObservation, step: float, now: float) -> None:
+def _live(hour: _Hour, seen: BackendObservation, step: float) -> None:
     """What can only be seen while it lasts: whether anything runs, and how busy the devices are."""
     minute, running = hour.running, seen.value(_RUNNING)
     if running is not None:
@@ -211,9 +213,7 @@ def _live(hour: _Hour, seen: BackendObservation, step: float, now: float) -> Non
             minute.gpu_known_s += step
             minute.gpu_used_s += step * sum(use) / len(use)
         minute.gpus = max(minute.gpus, len(seen.gpus))
-        if now - hour.free_at >= FREE_EVERY_S:
-            hour.free_at = now
-            _free(hour, seen.gpus)
+        _free(hour, seen.gpus)
 
 
 def _free(hour: _Hour, gpus: tuple[GpuObservation, ...]) -> None:

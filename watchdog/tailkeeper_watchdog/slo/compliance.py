@@ -17,7 +17,7 @@ from tailkeeper_watchdog.slo.tiers import DEFAULT, NOTHING, Counts, Tier, judged
 
 COVERAGE = ""
 """Key of the bins that hold seconds: those that passed, as far as the fleet was seen in them."""
-COUNTED_EVERY_S = 20.0
+COUNTED_EVERY_S = 30.0
 """Counters are compared this often: the finest bin is a minute, and a comparison costs 7 µs a backend."""
 RECORDS_FOR_S = 3_600.0
 """A backend that told a request one by one is counted so for this long after; it may only have been idle."""

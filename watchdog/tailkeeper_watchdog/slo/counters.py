@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import isinf
+from functools import lru_cache
+from math import inf
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
@@ -55,17 +56,22 @@ def _rise(before: Histogram | None, after: Histogram | None, limit_s: float, dis
     good = after.counts[inside] - before.counts[inside] if inside >= 0 else 0.0
     if requests <= 0 or not 0.0 <= good <= requests:
         return NOTHING
-    late = _late(before, after, inside + 1, limit_s, discomfort_s) if good < requests else 0.0
+    late = _late(before, after, limit_s, discomfort_s) if good < requests else 0.0
     return Counts(requests, good, min(requests, good + late))
 
 
-def _late(before: Histogram, after: Histogram, first: int, limit_s: float, discomfort_s: float) -> float:
+def _late(before: Histogram, after: Histogram, limit_s: float, discomfort_s: float) -> float:
     """What the requests above the limit were worth, each taken for as slow as its bucket allows."""
-    total, below = 0.0, after.counts[first - 1] - before.counts[first - 1] if first else 0.0
-    for index in range(first, len(after.bounds)):
-        upto = after.counts[index] - before.counts[index]
-        bound = after.bounds[index]
-        if upto > below and not isinf(bound):
-            total += (upto - below) * worth(bound, limit_s, discomfort_s)
+    total, below = 0.0, 0.0
+    for early, late, worth_each in zip(before.counts, after.counts, _worths(after.bounds, limit_s, discomfort_s), strict=True):
+        upto = late - early
+        if worth_each and upto > below:
+            total += (upto - below) * worth_each
         below = max(below, upto)
     return total
+
+
+@lru_cache(maxsize=64)
+def _worths(bounds: tuple[float, ...], limit_s: float, discomfort_s: float) -> tuple[float, ...]:
+    """What a request in each bucket is worth beside the good ones: nothing within the limit, where it is counted already."""
+    return tuple(worth(b, limit_s, discomfort_s) if limit_s < b < inf else 0.0 for b in bounds)
