@@ -26,12 +26,14 @@ from tailkeeper_watchdog.app import few_collections
 from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings, Weights
+from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.weighing import Weighing
 
@@ -133,8 +135,10 @@ class MemoryGateway:
 def build_loop(
     backends: tuple[Backend, ...], source: Source, actuators: Mapping[str, Actuator], ledger: Ledger, tick_s: float
 ) -> Loop:
-    """A loop as ``tailkeeper watchdog`` builds it, with the gate enforced and short times."""
+    """A loop as ``tailkeeper watchdog`` builds it, with the gate enforced and short times, and all that hears of its ticks."""
     log = DecisionLog(ledger, time.time)
+    slo = Slo()
+    insights = Insights(tiers_of((), slo), slo.objective)
     guards = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=60)
     return Loop(
         Parts(
@@ -145,12 +149,13 @@ def build_loop(
             decisions=log,
             switches=Switches(ledger, None, time.time),
             rules=Rules(
-                Slo(), Weights().model_dump(), {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())}, 3.0
+                slo, Weights().model_dump(), {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())}, 3.0
             ),
             weighing=Weighing(ledger, Weights().model_dump(), time.time),
             guards=guards,
             tick_s=tick_s,
-        )
+        ),
+        insights.note,
     )
 
 

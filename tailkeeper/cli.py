@@ -362,6 +362,21 @@ def bench_loop(
     typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed)))
 
 
+@bench.command("forecast")
+def bench_forecast(
+    hours: Annotated[float, typer.Option(min=1, max=100, help="Simulated, of each stream.")] = 4,
+    backends: Annotated[int, typer.Option(min=1, max=100)] = 4,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Forecasts of the next 30 s against the last value, on simulated queues."""
+    try:
+        from tailkeeper.bench_forecast import forecast_bench
+    except ImportError as error:
+        _need("watchdog", error)
+    typer.echo(json.dumps(forecast_bench(hours, backends, seed)))
+
+
 @bench.command("tap")
 def bench_tap(
     streams: Annotated[int, typer.Option(min=1, max=2_000)] = 200,

@@ -144,8 +144,6 @@ NOT_YET = "is not in this version; leave it out"
 
 def _not_yet(config: Config) -> Iterator[str]:
     """What the contract names and this version cannot do: refused, because a setting without effect would be a lie."""
-    if config.slo.tiers:
-        yield "slo.tiers: tiers are not in this version; leave the list empty"
     for index, gateway in enumerate(config.gateways):
         if gateway.kind == "webhook" and gateway.replicas:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"

@@ -369,3 +369,11 @@ async def test_a_fleet_of_a_thousand_shows_what_needs_attention_first_and_can_be
         await page.fill("#filter", "0123")
         assert await page.locator("#backends tr").count() == 1
         assert "vllm-0123" in await text_of(page, "#backends")
+
+
+async def test_it_says_what_was_promised_and_that_nobody_asked_is_not_kept() -> None:
+    async with console(await _quiet()) as (shown, _):
+        page = await shown.open(DESK)
+        await becomes(page, "#promises td", "no requests")
+        await becomes(page, "#promises-note", "nothing has been counted since the watchdog started")
+        assert await text_of(page, "#promises tr td:nth-child(2)") == "1.2 s"

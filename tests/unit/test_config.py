@@ -75,6 +75,16 @@ def with_tap(**changes: Any) -> dict[str, Any]:
         ({"policies": {"memory_breaker": {"mode": "enforce"}}}, ["policies.memory_breaker", "not in this version"]),
         ({"guards": {"max_fraction": 3}}, ["guards.max_fraction", "3"]),
         ({"exporter": {"gpu": {"source": "file"}}}, ["exporter.gpu", "`file`"]),
+        (
+            {"slo": {"tiers": [{"name": "gold", "match": {"region": "eu"}, "p99_s": 0.3}]}},
+            ["slo.tiers.0.match: unknown key 'region'; allowed here: tenant, operation, sensitivity"],
+        ),
+        ({"slo": {"tiers": [{"name": "gold", "match": {}, "p99_s": 0.3}]}}, ["slo.tiers.0.match", "at least 1"]),
+        ({"slo": {"tiers": [{"name": "default-text", "match": {"tenant": "x"}, "p99_s": 1}]}}, ["slo.tiers.0.name", "built in"]),
+        (
+            {"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}] * 2}},
+            ["slo.tiers", "'gold'", "more than once"],
+        ),
         ([1, 2], ["keys and values"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and value and isinstance(value[0], str) else "",
@@ -89,7 +99,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
 @pytest.mark.parametrize(
     ("document", "key"),
     [
-        ({"slo": {"tiers": [{"name": "gold", "match": {"tenant": "x"}, "p99_s": 0.3}]}}, "slo.tiers"),
         ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),
         (
             {"gateways": [{"name": "w", "kind": "webhook", "url": "http://127.0.0.1:1", "replicas": ["http://127.0.0.1:2"]}]},

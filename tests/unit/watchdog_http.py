@@ -16,7 +16,9 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
+from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.model import Mode
+from tailkeeper_watchdog.slo.tiers import tiers_of
 from tests.scenario.world import TICK_S, World
 
 TOKEN = "correct horse battery staple"
@@ -28,11 +30,17 @@ def gated(world: World, token: str | None = None, durations: TickDurations | Non
     return Gate(application(world, durations), token)
 
 
-def application(world: World, durations: TickDurations | None = None) -> FastAPI:
+def insights_of(world: World) -> Insights:
+    """What is worked out beside the ticks of ``world``; it has noted none."""
+    slo = world.loop.parts.rules.slo
+    return Insights(tiers_of((), slo), slo.objective)
+
+
+def application(world: World, durations: TickDurations | None = None, insights: Insights | None = None) -> FastAPI:
     """The same without the gate."""
     modes: Mapping[str, Mode] = {name: setting.mode for name, setting in world.loop.parts.rules.policies.items()}
-    decisions = world.loop.parts.decisions
-    return build_api(world.loop, world.ledger, decisions, world.switches, durations or TickDurations(), modes, TICK_S)
+    decisions, told = world.loop.parts.decisions, insights or insights_of(world)
+    return build_api(world.loop, world.ledger, decisions, world.switches, durations or TickDurations(), modes, TICK_S, told)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from tailkeeper_watchdog.collect.prometheus import PrometheusSource
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import block_e
+from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
@@ -38,6 +39,8 @@ from tailkeeper_watchdog.records.file import Recorder
 from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
+from tailkeeper_watchdog.slo.store import SloStore
+from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.weighing import Weighing
 from tailkeeper_watchdog.weights_file import WeightsFile
@@ -53,7 +56,9 @@ def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
         server = ref.server or settings.name  # left out for a tap, whose name is the backend's own
         before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
         targets.append(Target(ref.name, server, ref.pool or before_slash))
-    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels), settings.url)
+    shape = settings.model_shape
+    token_bytes = None if shape is None else 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype_bytes
+    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels), settings.url, token_bytes)
 
 
 Found = Callable[[], tuple[WatchedBackend, ...]]
@@ -142,6 +147,7 @@ class Watchdog:
         given = read_file(config.watchdog.baselines) if config.watchdog.baselines else BaselineSet()
         store = BaselineStore.beside(config.watchdog.state)
         learned = block_e.Memory(given=given, restored=store.load(time.time()))
+        self.insights = build_insights(config)
         modes = policy_modes(config.policies)
         self.loop = Loop(
             Parts(
@@ -164,7 +170,8 @@ class Watchdog:
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
-        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, config.watchdog.tick_s)
+        tick_s = config.watchdog.tick_s
+        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
         self.asgi = Gate(api, token)
 
     def _after_tick(self, record: TickRecord) -> None:
@@ -178,6 +185,7 @@ class Watchdog:
             fleet = self.loop.fleet
             alerts = alerts_for(findings, record.situation.scores, fleet.backends, record.desired, url)
             self._notifier.offer(alerts, fleet.names)
+        self.insights.note(record)
 
     async def run(self, listen: str | None = None) -> None:
         """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network.
@@ -204,7 +212,7 @@ class Watchdog:
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
-        beside = [self._keeper.run(), *([self._notifier.run()] if self._notifier else [])]
+        beside = [self._keeper.run(), self.insights.run(), *([self._notifier.run()] if self._notifier else [])]
         if self._weights_file is not None:
             beside.append(self._weights_file.follow(self.weighing.take_file, named=self._named))
         tasks = [asyncio.create_task(work) for work in beside]
@@ -220,6 +228,7 @@ class Watchdog:
             await self.close()
 
     async def close(self) -> None:
+        await self.insights.save()
         await self.loop.parts.source.close()
         await self.loop.parts.reconciler.close()
         if self._notifier is not None:
@@ -238,11 +247,21 @@ def build_recorder(config: Configuration, parts: Parts) -> Recorder | None:
     return Recorder(path, config.watchdog.records.max_bytes, configuration, f"{parts.wall():.3f}")
 
 
-def rules_of(config: Configuration) -> Rules:
+def slo_of(config: Configuration) -> Slo:
     latency = config.slo.latency
+    return Slo(latency.ttft_p99_s, latency.itl_p99_s, latency.e2e_p99_s, config.slo.objective)
+
+
+def build_insights(config: Configuration) -> Insights:
+    slo = slo_of(config)
+    tiers = tiers_of(tuple((t.name, t.match, t.p99_s) for t in config.slo.tiers), slo)
+    return Insights(tiers, slo.objective, SloStore(config.watchdog.state))
+
+
+def rules_of(config: Configuration) -> Rules:
     policies = config.policies
     return Rules(
-        slo=Slo(latency.ttft_p99_s, latency.itl_p99_s, latency.e2e_p99_s, config.slo.objective),
+        slo=slo_of(config),
         weights=config.hscore.weights.model_dump(),
         policies={
             policy.name: PolicySetting(getattr(policies, policy.name).mode, getattr(policies, policy.name).params)

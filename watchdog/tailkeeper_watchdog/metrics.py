@@ -11,6 +11,9 @@ POLICY = Label("policy", 8, "the policy that wanted it; return is the way back")
 KNOB = Label("knob", 9, "what was to be changed")
 VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
 
+TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
+WINDOW = Label("window", 3, "1h, 1d or 30d")
+
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -39,6 +42,75 @@ TICK_DURATION = Metric(
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
 
+SLO_COMPLIANCE = _gauge(
+    "tailkeeper_slo_compliance_ratio",
+    Unit.RATIO,
+    "Share of a tier's requests that kept the promise; absent without a request.",
+    (TIER, WINDOW),
+)
+SLO_WEIGHTED = _gauge(
+    "tailkeeper_slo_weighted_compliance_ratio",
+    Unit.RATIO,
+    "The same, a late answer counted for what it was still worth.",
+    (TIER, WINDOW),
+)
+SLO_BUDGET_LEFT = _gauge(
+    "tailkeeper_slo_error_budget_left_ratio",
+    Unit.RATIO,
+    "Share of the window's error budget that is left, 0 when overspent.",
+    (TIER, WINDOW),
+)
+SLO_COVERAGE = _gauge(
+    "tailkeeper_slo_coverage_ratio",
+    Unit.RATIO,
+    "Share of the window in which the fleet was seen; the rest is unknown.",
+    (WINDOW,),
+)
+
+CAPACITY_IDLE = _gauge(
+    "tailkeeper_capacity_idle_ratio", Unit.RATIO, "Share of the seen part of the last hour in which no request ran.", (BACKEND,)
+)
+CAPACITY_GPU_SECONDS = _gauge(
+    "tailkeeper_capacity_gpu_seconds_per_request",
+    Unit.SECONDS,
+    "GPU time of a backend's devices divided by its finished requests, over the last hour.",
+    (BACKEND,),
+)
+CAPACITY_TPOT_SLOPE = _gauge(
+    "tailkeeper_capacity_tpot_slope_seconds",
+    Unit.SECONDS,
+    "How much longer a token takes for each request per second more, over the last hour.",
+    (BACKEND,),
+)
+CAPACITY_CONSOLIDATE = _gauge(
+    "tailkeeper_capacity_consolidation_candidate",
+    Unit.ONE,
+    "1 where the GPUs were used less than 20 % in the last hour.",
+    (BACKEND,),
+)
+CAPACITY_FREE_SPREAD = _gauge(
+    "tailkeeper_capacity_free_memory_spread_bytes", Unit.BYTES, "Standard deviation over nodes of the free GPU memory per device."
+)
+
+FORECAST_P99 = _gauge(
+    "tailkeeper_forecast_p99_seconds",
+    Unit.SECONDS,
+    "P99 of the first token in the next 30 s; absent while its measured error is no better than the last value's.",
+    (BACKEND,),
+)
+FORECAST_ERROR_BOUND = _gauge(
+    "tailkeeper_forecast_error_bound_seconds",
+    Unit.SECONDS,
+    "99th percentile of the last forecasts' errors; there while the forecast is.",
+    (BACKEND,),
+)
+MEMORY_EXHAUSTION = _gauge(
+    "tailkeeper_memory_exhaustion_seconds",
+    Unit.SECONDS,
+    "Time until KV cache or GPU memory is full; absent while none is foreseen.",
+    (BACKEND,),
+)
+
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
@@ -55,4 +127,16 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     TICK_DURATION,
     OBSERVATION_AGE,
     PAUSED,
+    SLO_COMPLIANCE,
+    SLO_WEIGHTED,
+    SLO_BUDGET_LEFT,
+    SLO_COVERAGE,
+    CAPACITY_IDLE,
+    CAPACITY_GPU_SECONDS,
+    CAPACITY_TPOT_SLOPE,
+    CAPACITY_CONSOLIDATE,
+    CAPACITY_FREE_SPREAD,
+    FORECAST_P99,
+    FORECAST_ERROR_BOUND,
+    MEMORY_EXHAUSTION,
 )

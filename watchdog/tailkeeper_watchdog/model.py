@@ -93,6 +93,8 @@ class Backend:
     labels: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     url: str = ""
     """Where it listens; only to tell a backend from another one that got its name."""
+    kv_bytes_per_token: float | None = None
+    """Bytes of the keys and values of one token, where the shape of its model is configured."""
 
     @property
     def zone(self) -> str:

@@ -26,16 +26,54 @@ class LatencySlo(Settings):
     e2e_p99_s: Seconds = 30
 
 
+MAX_TIERS = 32
+"""Each is a label value, and is asked for every request."""
+MAX_TIER_NAME_CHARS = 64
+TIER_ATTRIBUTES = ("tenant", "operation", "sensitivity", "modality", "model", "canary_revision")
+
+
 class Tier(Settings):
-    name: str
-    match: dict[str, str]
+    """A promise to the requests that carry all of `match`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TIER_NAME_CHARS)]
+    match: Annotated[dict[str, str], Field(min_length=1)]
+    """Attributes of a request, compared as text."""
     p99_s: Seconds
+    """Of the first output: the first token, or the whole answer where it is not streamed."""
+
+    @field_validator("name")
+    @classmethod
+    def _not_built_in(cls, name: str) -> str:
+        if name == "default" or name.startswith("default-"):
+            raise ValueError("`default` and names that begin with `default-` are built in; take another name")
+        return name
+
+    @field_validator("match", mode="before")
+    @classmethod
+    def _known(cls, match: object) -> object:
+        if not isinstance(match, dict):
+            return match
+        unknown = sorted(str(key) for key in match if key not in TIER_ATTRIBUTES)
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; allowed here: {', '.join(TIER_ATTRIBUTES)}")
+        plain = {key: isinstance(value, int) and not isinstance(value, bool) for key, value in match.items()}
+        return {key: str(value) if plain[key] else value for key, value in match.items()}
 
 
 class SloSettings(Settings):
     objective: Annotated[float, Field(gt=0, lt=1)] = 0.995
     latency: LatencySlo = LatencySlo()
-    tiers: tuple[Tier, ...] = ()
+    tiers: Annotated[tuple[Tier, ...], Field(max_length=MAX_TIERS)] = ()
+    """Asked in this order, the first match wins."""
+
+    @field_validator("tiers")
+    @classmethod
+    def _differ(cls, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
+        names = [tier.name for tier in tiers]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"the name {twice!r} is there more than once; names are label values and must differ")
+        return tiers
 
 
 class GatewayRef(Settings):

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from tailkeeper_watchdog.api import documents
+from tailkeeper_watchdog.api import capacity, documents, forecast, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
-from tailkeeper_watchdog.api.page import TickDurations, WatchdogCollector, render
+from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
 from tailkeeper_watchdog.api.received import Received
 from tailkeeper_watchdog.api.strict import StrictJson
 from tailkeeper_watchdog.api.trends import Trends
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Mode
@@ -71,6 +73,7 @@ class Watched:
     durations: TickDurations
     modes: Mapping[str, Mode]
     tick_s: float
+    insights: Insights
 
     @property
     def names(self) -> frozenset[str]:
@@ -114,6 +117,7 @@ def build_api(
     durations: TickDurations,
     modes: Mapping[str, Mode],
     tick_s: float,
+    insights: Insights,
 ) -> FastAPI:
     """The application, without the gate in front of it (``security.Gate``)."""
     trends = Trends()
@@ -127,11 +131,12 @@ def build_api(
         responses=DOCUMENTED,
         lifespan=_following(trends, loop),
     )
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s)
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights)
     add_handlers(api)
     _add_reads(api, watched)
     _add_baselines(api, watched)
     _add_trends(api, trends)
+    _add_insights(api, watched)
     _add_own(api, watched)
     _add_changes(api, watched)
     add_weights(api, loop.parts.weighing)
@@ -196,11 +201,39 @@ def _add_trends(api: FastAPI, trends: Trends) -> None:
         return StrictJson(trends.document())
 
 
+def _add_insights(api: FastAPI, watched: Watched) -> None:
+    @api.get("/api/v1/slo")
+    async def promises() -> Response:
+        return StrictJson(slo.document(watched.insights.slo, watched.loop.parts.wall()))
+
+    @api.get("/api/v1/capacity")
+    async def hardware() -> Response:
+        record = watched.view().record
+        view = watched.insights.capacity.view(record.situation)
+        return await run_in_threadpool(lambda: StrictJson(capacity.document(view, record.time_unix_s)))
+
+    @api.get("/api/v1/forecast")
+    async def forecasts() -> Response:
+        record, book = watched.view().record, watched.insights.forecast
+        pages, error = book.view(record.situation.snapshot.backends), book.training_error
+        return await run_in_threadpool(lambda: StrictJson(forecast.document(pages, error, record.time_unix_s)))
+
+
+def _insight_series(watched: Watched) -> Iterator[Series]:
+    """Views are taken now, in the loop's own thread; what is computed from them is computed where this is iterated."""
+    latest, insights = watched.loop.latest, watched.insights
+    promises = tuple(slo.series(insights.slo, watched.loop.parts.wall()))
+    hardware = () if latest is None else insights.capacity.view(latest.situation)
+    pages = insights.forecast.view(watched.loop.fleet.backends)
+    return chain(promises, capacity.series(hardware), forecast.series(pages))
+
+
 def _add_own(api: FastAPI, watched: Watched) -> None:
     @api.get("/metrics")
     async def metrics(request: Request) -> Response:
         counts = watched.decisions.counts
-        collector = WatchdogCollector(watched.loop.latest, watched.durations, counts, watched.paused_or_unknown())
+        more = _insight_series(watched)
+        collector = WatchdogCollector(watched.loop.latest, watched.durations, counts, watched.paused_or_unknown(), more)
         body, content_type = await run_in_threadpool(render, collector, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 

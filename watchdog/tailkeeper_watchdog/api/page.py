@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,9 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 ACCEPT_LIMIT_CHARS = 4_096
 """Ten times Prometheus 3's header."""
+
+Series = tuple[Declared, Sequence[tuple[tuple[str, ...], float | None]]]
+"""A gauge and its values by labels; what is None is not emitted."""
 
 
 class TickDurations:
@@ -51,7 +54,7 @@ def _gauge(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | Non
 class WatchdogCollector(Collector):
     """One page from one record. Copies what the loop goes on counting, so that a page may be written beside it.
 
-    ``paused`` None means that the switch cannot be read.
+    ``paused`` None means that the switch cannot be read. ``more`` are gauges beside those of the record, asked for once.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class WatchdogCollector(Collector):
         durations: TickDurations,
         counts: Mapping[tuple[str, Knob, Outcome], int],
         paused: bool | None,
+        more: Iterable[Series] = (),
     ) -> None:
-        self._record, self._paused = record, paused
+        self._record, self._paused, self._more = record, paused, more
         self._durations, self._duration_sum = tuple(durations.counts), durations.sum
         self._counts = dict(counts)
 
@@ -71,6 +75,8 @@ class WatchdogCollector(Collector):
         yield self._decisions()
         if self._record is not None:
             yield from _of_backends(self._record)
+        for declared, rows in self._more:
+            yield _gauge(declared, rows)
 
     def _tick_duration(self) -> Metric:
         declared = metrics.TICK_DURATION

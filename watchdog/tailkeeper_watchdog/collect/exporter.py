@@ -185,6 +185,7 @@ def _record(row: Any) -> RequestRecord | None:
         modality=_word(row.get("modality")),
         canary_revision=_word(row.get("canary_revision")),
         operation=_word(row.get("operation")),
+        sensitivity=_whole(row.get("sensitivity")),
     )
 
 

@@ -5,7 +5,7 @@
 
 const PERIOD_MS = 2000;
 const DEADLINE_MS = 8000;
-const POLICIES_EVERY = 15; // periods; they and the weights change with the configuration or by hand
+const POLICIES_EVERY = 15; // periods; what changes with the configuration or by hand, and promises, which change slowly
 const SPARK_POINTS = 150; // five minutes
 const ENOUGH = 20; // requests behind a P99 worth a sentence
 const SURE = 0.8; // confidence from which a score needs no word about it: engines often do not tell their CPU
@@ -517,11 +517,11 @@ function policyRows(policies) {
   return [...rows.values()];
 }
 
-function makePolicyRow() {
+function makeCells(labels, classes) {
   const tr = element("tr");
   tr.setAttribute("role", "row");
-  tr.parts = ["Policy", "Here", "Backends", "Because"].map((label, i) => {
-    const cell = tr.appendChild(element("td", ["policy", "number", "", "wide"][i]));
+  tr.parts = labels.map((label, i) => {
+    const cell = tr.appendChild(element("td", classes[i]));
     cell.dataset.label = label;
     cell.setAttribute("role", "cell");
     return cell.appendChild(element("span"));
@@ -529,10 +529,36 @@ function makePolicyRow() {
   return tr;
 }
 
+const makePolicyRow = () => makeCells(["Policy", "Here", "Backends", "Because"], ["policy", "number", "", "wide"]);
+
 function showPolicies(policies) {
   const tell = (row) => [row.names.join(", "), REACH[row.cell.actuation] || row.cell.actuation, row.where, row.because];
   keyed($("policies"), policyRows(policies), (row) => row.key, makePolicyRow,
     (tr, row) => tell(row).forEach((text, i) => say(tr.parts[i], text)));
+}
+
+// Promises
+
+const PROMISE_COLUMNS = ["Tier", "First output within", "Last hour", "Last day", "30 days", "Error budget left, 30 days"];
+const makePromiseRow = () => makeCells(PROMISE_COLUMNS, ["policy", "number", "number", "number", "number", "number"]);
+
+// Down, and one digit more than the objective has: 99.96 % must not read as 100 %.
+const kept = (w) => (unknown(w.compliance) ? "no requests"
+  : `${(Math.floor(w.compliance * 1e4) / 100).toFixed(2)}\u00a0% (n\u00a0=\u00a0${Math.round(w.requests).toLocaleString("en")})`);
+
+function budget(w) {
+  if (unknown(w.budget_left)) return "–";
+  return w.budget_used > 1 ? `overspent ${three(w.budget_used)} times` : share(w.budget_left);
+}
+
+// Built-in tiers that nobody asked for say nothing.
+function showPromises(slo) {
+  const asked = (tier) => !tier.tier.startsWith("default-") || tier.windows.some((w) => w.requests > 0);
+  const seen = Object.entries(slo.coverage).map(([name, ratio]) => `${percent(ratio)} of ${name}`).join(", ");
+  say($("promises-note"), `Goal ${percent(slo.objective)}; seen ${seen}; ${slo.note}.`);
+  const tell = (tier) => [tier.tier, seconds(tier.limit_s), ...tier.windows.map(kept), budget(tier.windows.at(-1))];
+  keyed($("promises"), slo.tiers.filter(asked), (tier) => tier.tier, makePromiseRow,
+    (tr, tier) => tell(tier).forEach((text, i) => say(tr.parts[i], text)));
 }
 
 // Asking
@@ -576,14 +602,15 @@ function show(fleet, findings, decisions) {
 async function refresh() {
   try {
     const wanted = ["/api/v1/fleet", "/api/v1/findings?open=true", "/api/v1/decisions?limit=50"];
-    if (round % POLICIES_EVERY === 0) wanted.push("/api/v1/policies", "/api/v1/hscorer/config");
+    if (round % POLICIES_EVERY === 0) wanted.push("/api/v1/policies", "/api/v1/hscorer/config", "/api/v1/slo");
     if (round === 0) await recall();
-    const [fleet, findings, decisions, policies, weights] = await Promise.all(wanted.map(ask));
+    const [fleet, findings, decisions, policies, weights, slo] = await Promise.all(wanted.map(ask));
     answered = Date.now();
     round += 1;
     show(fleet, findings, decisions);
     if (policies) showPolicies(policies);
     if (weights) showWeights(weights);
+    if (slo) showPromises(slo);
   } catch (error) {
     lost(error);
   }
