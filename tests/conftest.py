@@ -9,7 +9,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-EXAMPLES = 50
+EXAMPLES = 40
 """A property that a change breaks is nearly always broken by the first dozen; all of them together must stay under a minute."""
 settings.register_profile("people", deadline=None, max_examples=EXAMPLES)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=EXAMPLES)
