@@ -50,8 +50,8 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     symptoms: list[Symptom] = []
     for backend in situation.snapshot.backends:
         readings = memory.readings.get(backend.name, Readings())
-        quantile = situation.p99(backend.name, SIGNAL)
-        if quantile is not None and quantile.samples >= MIN_SAMPLES and now - readings.taken_at >= SPACING_S:
+        quantile = situation.p99(backend.name, SIGNAL) if now - readings.taken_at >= SPACING_S else None
+        if quantile is not None and quantile.samples >= MIN_SAMPLES:
             readings = readings.add(quantile, now)
         kept[backend.name] = readings
         if readings.grows:

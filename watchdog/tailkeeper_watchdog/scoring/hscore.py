@@ -55,18 +55,19 @@ def score(
     if seen is None:
         return HealthScore(name, None, (), FACTORS)
     known = _known(seen, window, slo)
-    total = sum(weights[f] for f in known)
-    factors = tuple(
-        Factor(factor, goodness, weights[factor] / total, value, unit)
-        for factor, (goodness, value, unit, _) in known.items()
+    # Lists, and not generators: this is done for every backend at every tick.
+    total = sum([weights[f] for f in known])
+    factors = (
+        tuple([Factor(factor, found[0], weights[factor] / total, found[1], found[2]) for factor, found in known.items()])
         if total > 0
+        else ()
     )
-    unknown = tuple(f for f in FACTORS if f not in known)
+    unknown = () if len(known) == len(FACTORS) else tuple([f for f in FACTORS if f not in known])
     if seen.state.is_dead:
         return HealthScore(name, 0.0, factors, unknown, veto=seen.state, confidence=1.0)
     if not factors:
         return HealthScore(name, None, (), unknown)
-    hscore = min(1.0, max(0.0, sum(f.weight * f.goodness for f in factors)))
+    hscore = min(1.0, max(0.0, sum([f.weight * f.goodness for f in factors])))
     return HealthScore(name, hscore, factors, unknown, confidence=_confidence(known, weights))
 
 
@@ -75,7 +76,7 @@ _Known = tuple[float, float, str, float]
 
 
 def _confidence(known: Mapping[str, _Known], weights: Mapping[str, float]) -> float:
-    return min(1.0, sum(weights[name] * factor[3] for name, factor in known.items()) / sum(weights.values()))
+    return min(1.0, sum([weights[name] * factor[3] for name, factor in known.items()]) / sum(weights.values()))
 
 
 def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
