@@ -6,10 +6,12 @@ do is to end without an answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 MEMORY_BYTES = 2 * 1024**3
@@ -22,6 +24,9 @@ PENALTY = 1e-3
 
 
 def bound_self() -> None:
+    with contextlib.suppress(OSError):  # only Linux has it
+        # Where a container runs out of memory this process goes, and not the watchdog beside it.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     os.nice(10)
