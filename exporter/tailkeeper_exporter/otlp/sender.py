@@ -224,15 +224,22 @@ class Sender:
         return {**self._headers(), **_HEADERS}, gzip.compress(payload, _GZIP_LEVEL)
 
     async def _flush(self) -> None:
+        # In a task of its own: early releases of Python 3.11 tell a time-out in a cancelled task as another cancellation.
+        sending = asyncio.create_task(self._send_rest())
         try:
-            async with asyncio.timeout(FLUSH_S):
-                for signal in (self._spans, self._logs):
-                    while (answer := await self.send_batch(signal)) is not None and not answer.retry:
-                        continue
-        except TimeoutError:
-            self._log.warning("not all could be sent before the end")
+            _, late = await asyncio.wait({sending}, timeout=FLUSH_S)
+            if late:
+                self._log.warning("not all could be sent before the end")
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            for signal in (self._spans, self._logs):
+                signal.queue.drop_all()
+
+    async def _send_rest(self) -> None:
         for signal in (self._spans, self._logs):
-            signal.queue.drop_all()
+            while (answer := await self.send_batch(signal)) is not None and not answer.retry:
+                continue
 
 
 async def _answer_of(response: httpx.Response, name: str) -> Answer:
