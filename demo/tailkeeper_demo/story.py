@@ -6,6 +6,7 @@ The story sees only what a user sees: the watchdog's HTTP interface and what the
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -70,6 +71,8 @@ def run_demo(
         raise DemoError(f"--mix: {mix!r} is not in this version; allowed: online", 2)
     if duration is None and not sys.stdout.isatty():
         duration = SLOW_STORY_S if kind is FaultKind.SLOW else ONE_STORY_S
+    # Told to end in whatever way, it takes its programs along; without this SIGTERM would leave them running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tailkeeper-demo-") as name:
         processes = Processes(Path(name))
         try:

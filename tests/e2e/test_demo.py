@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,40 @@ def test_a_hang_is_found_acted_on_and_the_sla_comes_back_behind_a_real_haproxy()
     assert {"users", "recovered", "return", "released"} <= set(words)
     assert "(HAProxy)" in done.stdout
     assert "it ended well" in done.stdout
+
+
+def _running() -> dict[int, int]:
+    """Parent by process, of all that run."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if fields[0] != "Z":
+            found[int(stat.parent.name)] = int(fields[1])
+    return found
+
+
+def _descendants(process: int) -> set[int]:
+    parents, found = _running(), {process}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_demo_that_is_terminated_leaves_nothing_running() -> None:
+    command = [sys.executable, "-m", "tailkeeper.cli", "demo", "--duration", "120", "--port", str(free_port()), "--no-color"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("gateway"):
+            assert process.poll() is None
+        programs = _descendants(process.pid)
+        process.terminate()
+        process.communicate(timeout=30)
+    assert len(programs) > 3
+    assert not programs & _running().keys()
 
 
 def test_without_any_other_program_the_small_gateway_does_the_same(
