@@ -93,6 +93,10 @@ PROBE_OUTCOME = Label("outcome", 12, "how a probe ended")
 SIGNAL = Label("signal", 3, "ttft, itl or e2e")
 OTLP_OUTCOME = Label("outcome", 12, "what became of it")
 
+OTHER = "other"
+"""Takes the place of label values beyond a label's bound."""
+MAX_REQUEST_S = 86_400.0
+"""No request lasts a day: a longer time is a mistake of the source (an engine reported its host's uptime as a latency)."""
 OUTCOMES = ("ok", "error", "aborted", "rejected")
 SIGNALS = ("ttft", "itl", "e2e")
 

@@ -21,7 +21,6 @@ FORGET_AFTER_S = 3_600.0
 MAX_PARTS = 20_000
 """As many as the parser remembers for one backend."""
 MAX_MODEL_CHARS = 256
-OTHER = "other"
 _PRUNE_EVERY_S = 60.0
 _SAME_START_S = 2.0
 """Start times derived from a boot time move by a clock tick; no engine starts in two seconds."""
@@ -80,7 +79,7 @@ class CounterMemory:
         """The model's label value: ``other`` once as many names as the catalogue allows are known."""
         name = name[:MAX_MODEL_CHARS]
         if name not in self._models and len(self._models) >= catalog.MODEL.bound:
-            return OTHER
+            return catalog.OTHER
         self._models[name] = now
         return name
 

@@ -32,8 +32,6 @@ START_TIME = "process_start_time_seconds"
 CPU_TIME = "process_cpu_seconds_total"
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank"})
 """Tensor and pipeline ranks of one engine see the same requests: each repeats the fact, none holds a share of it."""
-MAX_LATENCY_S = 86_400.0
-"""No request lasts a day; engines have reported the host's uptime as a latency (field report A7)."""
 _RATIO_SLACK = 1.0001
 """Rounding in the engine; beyond it the value is a percentage or nonsense."""
 
@@ -336,7 +334,7 @@ def _is_implausible(growth: tuple[float, ...], bounds: tuple[float, ...]) -> boo
     """
     counts, added_s = growth[:-1], growth[-1]
     in_bucket = [upper - lower for lower, upper in zip((0.0, *counts), counts, strict=False)]
-    limit_s = sum(count * min(bound, MAX_LATENCY_S) for count, bound in zip(in_bucket, bounds, strict=True))
+    limit_s = sum(count * min(bound, catalog.MAX_REQUEST_S) for count, bound in zip(in_bucket, bounds, strict=True))
     finite = [bound for bound in bounds if math.isfinite(bound)]
-    slack_s = finite[-1] if finite else MAX_LATENCY_S
+    slack_s = finite[-1] if finite else catalog.MAX_REQUEST_S
     return added_s > limit_s + slack_s or added_s < -1e-6

@@ -21,7 +21,6 @@ from tailkeeper_exporter.readings import Histogram
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.views import REASONS, BackendView, Source, SourceView
 
-OTHER = "other"
 _INFINITY = float("inf")
 
 
@@ -137,7 +136,7 @@ def _device(view: BackendView, state: DeviceState, now: float) -> Iterator[Serie
     for reason in THROTTLE_REASONS if throttled is not None else ():
         yield Series(catalog.GPU_THROTTLED, (*base, ("reason", reason)), float(reason in (throttled or ())))
     for xid, total in state.xid_totals.items():
-        yield Series(catalog.GPU_XID_EVENTS, (*base, ("xid", OTHER if xid == OTHER_XID else str(xid))), float(total))
+        yield Series(catalog.GPU_XID_EVENTS, (*base, ("xid", catalog.OTHER if xid == OTHER_XID else str(xid))), float(total))
 
 
 def _about_itself(view: BackendView, gpus: GpuSnapshot, now: float) -> Iterator[Series]:
@@ -203,7 +202,7 @@ def _allowed(metric: Metric, members: list[Series]) -> list[dict[str, None]] | N
         if len(values) > label.bound:
             exceeded = True
             # One place of the bound is for ``other`` itself.
-            values = dict.fromkeys([value for value in values if value != OTHER][: label.bound - 1])
+            values = dict.fromkeys([value for value in values if value != catalog.OTHER][: label.bound - 1])
         kept.append(values)
     return kept if exceeded else None
 
@@ -212,7 +211,7 @@ def _merged(metric: Metric, members: list[Series], allowed: list[dict[str, None]
     merged: dict[Labels, float | Histogram] = {}
     for member in members:
         labels = tuple(
-            (name, value if value in kept else OTHER) for (name, value), kept in zip(member.labels, allowed, strict=True)
+            (name, value if value in kept else catalog.OTHER) for (name, value), kept in zip(member.labels, allowed, strict=True)
         )
         merged[labels] = _together(metric, merged[labels], member.value) if labels in merged else member.value
     return [Series(metric, labels, value) for labels, value in merged.items()]

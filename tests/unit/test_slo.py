@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,15 @@ def test_counters_that_cannot_be_compared_count_nothing(after: BackendObservatio
     book.note(situation(0, seen={"a": observation((10, 10, 10, 10))}))
     book.note(situation(30, seen={"a": after}))
     assert book.windows(T0 + 10)[TIERS[-1].name][0].requests == 0
+
+
+def test_failures_that_are_told_for_the_first_time_did_not_all_happen_since_the_last_look() -> None:
+    book = SloBook(TIERS, 0.995)
+    untold = replace(observation((10, 10, 10, 10)), readings=EMPTY)
+    book.note(situation(0, seen={"a": untold}))
+    book.note(situation(30, seen={"a": observation((60, 60, 60, 60), failed=5_000)}))
+    found = book.windows(T0 + 10)[TIERS[-1].name][0]
+    assert (found.requests, found.good) == (50, 50)
 
 
 def test_what_happened_while_a_backend_was_silent_for_long_is_unknown() -> None:

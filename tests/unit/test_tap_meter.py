@@ -13,7 +13,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Metric
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_exporter.tap.exchange import Exchange
-from tailkeeper_exporter.tap.meter import MAX_TIME_S, Meter, asks_for_work
+from tailkeeper_exporter.tap.meter import Meter, asks_for_work
 from tailkeeper_exporter.tap.ownership import TAP_HISTOGRAMS
 from tests.unit.tap_exchanges import exchange, gaps
 
@@ -107,7 +107,18 @@ def test_tokens_count_whatever_became_of_the_request_but_not_from_the_taps_own_c
     assert meter.counters()[(catalog.GENERATED_TOKENS.name, (("model", "configured"),))] == 6.0
 
 
-@pytest.mark.parametrize("value", [-1.0, MAX_TIME_S * 2, math.nan, math.inf])
+def test_tokens_that_no_answer_tells_are_unknown_and_not_0() -> None:
+    meter = Meter("m", "")
+    key = (catalog.PROMPT_TOKENS.name, (("model", "m"),))
+    assert meter.counters()[key] == 0.0, "nothing was asked yet"
+    meter.take(exchange(prompt_tokens=None, generated_tokens=None))
+    assert key not in meter.counters()
+    meter.take(exchange(prompt_tokens=7, generated_tokens=2))
+    meter.take(exchange(prompt_tokens=None, generated_tokens=None))
+    assert meter.counters()[key] == 7.0, "what has been told was made"
+
+
+@pytest.mark.parametrize("value", [-1.0, catalog.MAX_REQUEST_S * 2, math.nan, math.inf])
 def test_a_time_that_cannot_be_is_left_out_and_the_request_is_counted(value: float) -> None:
     meter = metered(exchange(end_s=value, sent_s=value, first_token_s=value, last_token_s=value, gap_sum_s=value))
     assert observed(meter) == set()

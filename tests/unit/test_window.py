@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.model import BackendObservation
+from tailkeeper_watchdog.model import BackendObservation, Slo
 from tailkeeper_watchdog.scoring.history import SPACING_S, WINDOW_S, History, add, over, take_sample
+from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
+from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 
 def seen(ok: float, errors: float = 0.0, ttft: tuple[float, float, float] | None = None) -> BackendObservation:
@@ -38,6 +41,23 @@ def test_errors_are_counted_against_finished_requests_of_the_window() -> None:
 
 def test_without_a_finished_request_the_error_ratio_is_unknown() -> None:
     assert over(history((0, seen(100)), (60, seen(100))), WINDOW_S).error_ratio is None
+
+
+def test_an_engine_that_does_not_tell_its_failures_has_an_unknown_error_ratio_and_not_0() -> None:
+    def untold(ok: float) -> BackendObservation:
+        known = seen(ok)
+        return replace(known, readings={name: r for name, r in known.readings.items() if "{ok}" in name})
+
+    window = over(history((0, untold(100)), (60, untold(190))), WINDOW_S)
+    assert (window.error_ratio, window.finished, window.requests) == (None, None, 90)
+    weights = {"latency": 0.35, "error_rate": 0.4, "cpu_usage": 0.15, "uptime": 0.1}
+    assert "error_rate" in score(untold(190), window, weights, Slo(), "a").unknown_factors
+
+
+def test_failures_told_from_now_on_did_not_all_happen_now() -> None:
+    first = replace(seen(100), readings={OUTCOME_SLOT["ok"]: present(100.0, 0.0)})
+    window = over(history((0, first), (60, seen(190, 5_000))), WINDOW_S)
+    assert window.error_ratio is None
 
 
 def test_one_sample_says_nothing() -> None:

@@ -81,21 +81,22 @@ class Window:
 
     @property
     def finished(self) -> tuple[float, float] | None:
-        """Requests that finished, and how many of them failed or were refused.
+        """Requests that finished, and how many of them failed or were refused; None where nobody tells which failed.
 
-        Aborted ones are the client's choice: neither good nor bad, and not counted.
+        Aborted ones are the client's choice: neither good nor bad, and not counted. An engine that tells of failures and not of
+        refusals counts these among them, or gives none.
         """
-        ok = self.increase(_OK)
-        if ok is None:
+        ok, failed = self.increase(_OK), self.increase(_ERROR)
+        if ok is None or failed is None:
             return None
-        failed = (self.increase(_ERROR) or 0.0) + (self.increase(_REJECTED) or 0.0)
+        failed += self.increase(_REJECTED) or 0.0
         return ok + failed, failed
 
     @property
     def requests(self) -> float | None:
-        """Finished requests."""
-        finished = self.finished
-        return None if finished is None else finished[0]
+        """Finished requests, as far as they are told."""
+        ok = self.increase(_OK)
+        return None if ok is None else ok + (self.increase(_ERROR) or 0.0) + (self.increase(_REJECTED) or 0.0)
 
     @property
     def error_ratio(self) -> float | None:

@@ -35,8 +35,6 @@ MAX_SPANS = 20_000
 """Of one post that are looked at; the rest is only forwarded. A post of 4 MiB holds about 4,000 spans of vLLM."""
 MAX_RECORDS = 2_000
 """Of one post, a fifth of the ring: one sender must not push out what all others have told."""
-MAX_TIME_S = 86_400.0
-"""No request lasts a day; a host is up for longer."""
 MAX_AHEAD_S, MAX_BEHIND_S = 3_600.0, 7 * 86_400.0
 """How far a start may lie from now: clocks are wrong, queues of collectors are long."""
 MAX_TOKENS = 100_000_000
@@ -162,7 +160,7 @@ class _Times:
 
     def __init__(self, span: Span, attributes: Attributes, world: _World) -> None:
         self.implausible = 0
-        self._longest_s = MAX_TIME_S
+        self._longest_s = catalog.MAX_REQUEST_S
         self._attributes = attributes
         self.start = self._start(span.start_time_unix_nano, world.now_unix_s)
         lasted = _lasted_s(span) if span.start_time_unix_nano and span.end_time_unix_nano else None

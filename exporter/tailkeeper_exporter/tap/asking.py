@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from tailkeeper_exporter.tap import messages
 from tailkeeper_exporter.tap.admission import Ticket, priority_of
+from tailkeeper_exporter.tap.cache import LocalCache
 from tailkeeper_exporter.tap.facts import MAX_BODY_BYTES, BodyFacts, body_facts, clean, is_json
 from tailkeeper_exporter.tap.messages import LAST_CHUNK, RequestHead, chunk
 from tailkeeper_exporter.tap.observe import Asked
@@ -21,21 +20,6 @@ _NEUTRAL = frozenset(
     }
 )
 """Headers that say nothing of what is asked nor of who asks: ours to write, or those of a gateway about the way here."""
-
-
-class KeyMaker(Protocol):
-    """The part of a cache that says what may be kept."""
-
-    def key(
-        self,
-        tenant: str | None,
-        authorization: str | None,
-        method: str,
-        path: str,
-        query: str,
-        content_type: str | None,
-        body: bytes,
-    ) -> bytes | None: ...
 
 
 class Body:
@@ -98,7 +82,7 @@ def ticket(key: int, head: RequestHead, asked: Asked, facts: BodyFacts, size: in
     return Ticket(key, priority_of(asked.facts.priority), facts.streaming, cost_tokens)
 
 
-def cache_key(cache: KeyMaker, head: RequestHead, asked: Asked, body: bytearray) -> bytes | None:
+def cache_key(cache: LocalCache, head: RequestHead, asked: Asked, body: bytearray) -> bytes | None:
     """Under which the answer may be kept; None where it may not, or where the client forbids it."""
     if head.first(b"cache-control") is not None:
         return None

@@ -7,37 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailkeeper_exporter.tap.admission import Refusal, Ticket
-from tailkeeper_exporter.tap.asking import KeyMaker
+from tailkeeper_exporter.tap.admission import Admission, Refusal, Ticket
 from tailkeeper_exporter.tap.book import Book
-from tailkeeper_exporter.tap.cache import CachedAnswer
+from tailkeeper_exporter.tap.cache import LocalCache
 from tailkeeper_exporter.tap.exchange import Exchange
 from tailkeeper_exporter.tap.ids import RandomHex
 from tailkeeper_exporter.tap.knobs import CACHE_LOCAL, Knobs
 from tailkeeper_exporter.tap.status import TapStatus
 from tailkeeper_exporter.tap.turn import Turn
 from tailkeeper_exporter.tap.upstream import Pool
-
-
-class Door(Protocol):
-    """Who may go to the backend; ``admission.Admission`` is the one that is used."""
-
-    @property
-    def queued(self) -> int: ...
-    @property
-    def needs_body(self) -> bool: ...
-    def ask(self, ticket: Ticket, now: float) -> Refusal | bool: ...
-    def leave(self, key: int, now: float) -> tuple[int, ...]: ...
-    def expire(self, now: float) -> tuple[tuple[int, Refusal], ...]: ...
-    def change(self, knobs: Knobs, now: float) -> tuple[int, ...]: ...
-
-
-class Cache(KeyMaker, Protocol):
-    """Answers kept; ``cache.LocalCache`` is the one that is used."""
-
-    def get(self, key: bytes, now: float) -> CachedAnswer | None: ...
-    def put(self, key: bytes, answer: CachedAnswer, now: float) -> None: ...
-    def clear(self) -> None: ...
 
 
 class Connection(Protocol):
@@ -67,7 +45,7 @@ class Means:
 class Tap:
     """The tap of one backend. All in one event loop."""
 
-    def __init__(self, name: str, pool: Pool, door: Door, cache: Cache, means: Means) -> None:
+    def __init__(self, name: str, pool: Pool, door: Admission, cache: LocalCache, means: Means) -> None:
         self.name, self.pool, self._door, self._cache = name, pool, door, cache
         self.clock, self.unix_clock, self.random_hex = means.clock, means.unix_clock, means.random_hex
         self._emit = means.emit
@@ -88,7 +66,7 @@ class Tap:
         return self._door.needs_body or self.cache is not None
 
     @property
-    def cache(self) -> Cache | None:
+    def cache(self) -> LocalCache | None:
         """None while it is off."""
         return self._cache if self.knobs.cache_mode == CACHE_LOCAL else None
 

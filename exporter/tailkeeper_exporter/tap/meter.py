@@ -5,7 +5,7 @@ Which requests count where:
 * Only a POST asks for work, and not every one: what lists models, asks for health or counts tokens is in the access log and
   nowhere else (`asks_for_work`).
 * ``llm_requests_total`` counts every one, by outcome. Tokens count whenever they are known: the engine made them, whatever
-  became of the request.
+  became of the request. Where answers end and none of them tells, the sum is not known and not published.
 * Whole-request latency and decode time are of ``ok`` only. An aborted answer is cut short and would look fast.
 * Time to first token, queue, prefill and inter-token times are of ``ok``, and of ``aborted`` once its first token had come:
   those times were over, and leaving them out would hide the answers that people give up on.
@@ -35,12 +35,10 @@ from tailkeeper_exporter.tap.exchange import GAP_COUNTS, Exchange, is_work
 from tailkeeper_exporter.tap.ownership import TAP_HISTOGRAMS
 
 Output = tuple[str, Labels]
+_TOKENS = (catalog.PROMPT_TOKENS.name, catalog.GENERATED_TOKENS.name)
 
-OTHER = "other"
 MAX_VALUE_CHARS = 128
 """A canary revision is a version or a hash; a longer one is cut."""
-MAX_TIME_S = 86_400.0
-"""No request lasts a day (field report A7: an engine reported its host's uptime as a latency)."""
 
 
 def asks_for_work(exchange: Exchange) -> bool:
@@ -81,8 +79,8 @@ class _Cell:
 
     requests: dict[tuple[str, str], int] = field(default_factory=dict)
     """By outcome and canary revision."""
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
+    tokens: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
+    """By metric. None where requests have ended and not one told: an answer without `usage` did not generate nothing."""
     times: dict[str, _Counts] = field(default_factory=lambda: {metric.name: _empty(metric) for metric in TAP_HISTOGRAMS})
 
 
@@ -113,8 +111,8 @@ class Meter:
         cell.requests[key] = cell.requests.get(key, 0) + 1
         if exchange.cache_hit:
             return
-        cell.prompt_tokens += max(exchange.prompt_tokens or 0, 0)
-        cell.generated_tokens += max(exchange.generated_tokens or 0, 0)
+        _count_tokens(cell, catalog.PROMPT_TOKENS.name, exchange.prompt_tokens, outcome)
+        _count_tokens(cell, catalog.GENERATED_TOKENS.name, exchange.generated_tokens, outcome)
         if outcome == "ok":
             _observe_whole(cell, exchange)
         if outcome == "ok" or (outcome == "aborted" and exchange.first_token_s is not None):
@@ -130,8 +128,7 @@ class Meter:
             for (outcome, canary), count in (zeros | cell.requests).items():
                 labels = tuple(sorted((*label, ("outcome", outcome), ("canary_revision", canary))))
                 found[(catalog.REQUESTS.name, labels)] = float(count)
-            found[(catalog.PROMPT_TOKENS.name, label)] = float(cell.prompt_tokens)
-            found[(catalog.GENERATED_TOKENS.name, label)] = float(cell.generated_tokens)
+            found |= {(name, label): float(count) for name, count in cell.tokens.items() if count is not None}
         return found
 
     def histograms(self) -> dict[Output, Histogram]:
@@ -159,7 +156,7 @@ class Meter:
     def _cell(self, model: str) -> _Cell:
         """The label's cell. A page may name other models each time, so there is a bound here as well."""
         if model not in self._cells and len(self._cells) >= catalog.MODEL.bound - 1:
-            model = OTHER
+            model = catalog.OTHER
         return self._cells.setdefault(model, _Cell())
 
     def _revision(self, sent: str | None) -> str:
@@ -167,13 +164,21 @@ class Meter:
         value = self._canary if sent is None else sent[:MAX_VALUE_CHARS]
         if value not in self._canaries:
             if len(self._canaries) >= catalog.CANARY.bound - 1:
-                return OTHER
+                return catalog.OTHER
             self._canaries.add(value)
         return value
 
 
 def _model_label(model: str) -> Labels:
     return (("model", model),) if model else ()
+
+
+def _count_tokens(cell: _Cell, name: str, told: int | None, outcome: str) -> None:
+    """Add what a request told; an answer that ended well and does not tell, before any has, makes the sum unknown."""
+    if told is not None:
+        cell.tokens[name] = (cell.tokens[name] or 0) + max(told, 0)
+    elif outcome == "ok" and cell.tokens[name] == 0:
+        cell.tokens[name] = None
 
 
 def _observe_whole(cell: _Cell, exchange: Exchange) -> None:
@@ -199,4 +204,4 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 
 
 def _can_be(time_s: float) -> bool:
-    return 0.0 <= time_s <= MAX_TIME_S
+    return 0.0 <= time_s <= catalog.MAX_REQUEST_S

@@ -37,7 +37,8 @@ class Minute:
     """One minute of a backend. Unknown is None."""
 
     p99_s: float
-    error_ratio: float
+    error_ratio: float | None
+    """None where the engine does not tell which requests failed."""
     tokens_per_request: float | None
 
 
@@ -54,9 +55,10 @@ class Usual:
         if len(self.minutes) < MIN_READINGS:
             return None
         tokens = [m.tokens_per_request for m in self.minutes if m.tokens_per_request is not None]
+        errors = [m.error_ratio for m in self.minutes if m.error_ratio is not None]
         return Minute(
             median(m.p99_s for m in self.minutes),
-            median(m.error_ratio for m in self.minutes),
+            median(errors) if len(errors) >= MIN_READINGS else None,
             median(tokens) if len(tokens) >= MIN_READINGS else None,
         )
 
@@ -115,13 +117,13 @@ def _may_be_broken(window: Window, usual: Usual) -> bool:
 
 
 def _minute(situation: Situation, name: str, window: Window) -> Minute | None:
-    requests, errors = window.requests, window.error_ratio
-    if requests is None or errors is None or requests < MIN_REQUESTS:
+    requests = window.requests
+    if requests is None or requests < MIN_REQUESTS:
         return None
     quantile = window.quantile(SIGNAL, 0.99)
     if quantile is None or quantile.samples < MIN_REQUESTS:
         return None
-    return Minute(quantile.value, errors, _tokens_per_request(window))
+    return Minute(quantile.value, window.error_ratio, _tokens_per_request(window))
 
 
 def _tokens_per_request(window: Window) -> float | None:
@@ -137,9 +139,10 @@ def _fell(minute: Minute, usual: Minute) -> bool:
 def _what_broke(minute: Minute, usual: Minute, window: Window) -> list[str]:
     """In words what got worse; empty where nothing did."""
     broke: list[str] = []
-    failed = minute.error_ratio * (window.requests or 0.0)
-    if minute.error_ratio >= usual.error_ratio + ERROR_RISE and failed >= MIN_FAILED:
-        broke.append(f"{minute.error_ratio:.1%} of the requests fail (usually {usual.error_ratio:.1%})")
+    errors, known = minute.error_ratio, usual.error_ratio
+    failed = window.finished[1] if window.finished is not None else 0.0
+    if errors is not None and known is not None and errors >= known + ERROR_RISE and failed >= MIN_FAILED:
+        broke.append(f"{errors:.1%} of the requests fail (usually {known:.1%})")
     now, before = minute.tokens_per_request, usual.tokens_per_request
     if now is not None and before is not None and now < TOKENS_RATIO * before:
         broke.append(f"answers have {now:.3g} tokens (usually {before:.3g})")

@@ -221,10 +221,11 @@ def _late(histogram: Histogram | None, bound_s: float) -> tuple[float, float]:
 
 
 def _failed(seen: BackendObservation) -> tuple[float, float]:
-    ok = seen.value(_OK)
-    if ok is None:
+    """Unknown where nobody tells which requests failed: an outcome that appears late is no burst of all that ever failed."""
+    ok, failed = seen.value(_OK), seen.value(_ERROR)
+    if ok is None or failed is None:
         return _UNKNOWN
-    failed = (seen.value(_ERROR) or 0.0) + (seen.value(_REJECTED) or 0.0)
+    failed += seen.value(_REJECTED) or 0.0
     return failed, ok + failed
 
 

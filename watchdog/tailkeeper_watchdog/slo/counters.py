@@ -28,21 +28,27 @@ class Mark:
     """The counters of one backend at monotonic ``at``."""
 
     at: float
-    failed: float
+    failed: float | None
+    """None where nobody tells which requests failed."""
     first_tokens: Histogram | None
     whole: Histogram | None
 
 
 def mark(seen: BackendObservation, at: float) -> Mark:
-    failed = (seen.value(_ERROR) or 0.0) + (seen.value(_REJECTED) or 0.0)
+    errors = seen.value(_ERROR)
+    failed = None if errors is None else errors + (seen.value(_REJECTED) or 0.0)
     return Mark(at, failed, seen.histograms.get(catalog.TTFT.name), seen.histograms.get(catalog.LATENCY.name))
 
 
 def between(before: Mark, after: Mark, of: Tier) -> Counts:
     """What was counted from one mark to the other; nothing where they cannot be compared, or lie too far apart."""
-    if not 0.0 < after.at - before.at <= LONGEST_GAP_S or after.failed < before.failed:
+    if not 0.0 < after.at - before.at <= LONGEST_GAP_S:
         return NOTHING
-    failed = Counts(after.failed - before.failed)
+    failed = NOTHING
+    if before.failed is not None and after.failed is not None:
+        if after.failed < before.failed:
+            return NOTHING
+        failed = Counts(after.failed - before.failed)
     if after.first_tokens is not None:
         return failed + _rise(before.first_tokens, after.first_tokens, of.limit_s, of.discomfort_s)
     return failed + _rise(before.whole, after.whole, of.whole_limit_s, of.whole_discomfort_s)
