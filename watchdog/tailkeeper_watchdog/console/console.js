@@ -5,7 +5,8 @@
 
 const PERIOD_MS = 2000;
 const DEADLINE_MS = 8000;
-const POLICIES_EVERY = 15; // periods; what changes with the configuration or by hand, and promises, which change slowly
+const POLICIES_EVERY = 15; // periods; what changes with the configuration or by hand; a multiple of the next
+const PROMISES_EVERY = 5; // an incident is over in a minute, and what it cost must not read as nothing meanwhile
 const SPARK_POINTS = 150; // five minutes
 const ENOUGH = 20; // requests behind a P99 worth a sentence
 const SURE = 0.8; // confidence from which a score needs no word about it: engines often do not tell their CPU
@@ -551,10 +552,13 @@ function budget(w) {
   return w.budget_used > 1 ? `overspent ${three(w.budget_used)} times` : share(w.budget_left);
 }
 
+const WINDOWS = { "1h": "the last hour", "1d": "the last day", "30d": "30 days" };
+const covered = (ratio) => (ratio > 0 && ratio < 0.01 ? "under 1\u00a0%" : share(ratio));
+
 // Built-in tiers that nobody asked for say nothing.
 function showPromises(slo) {
   const asked = (tier) => !tier.tier.startsWith("default-") || tier.windows.some((w) => w.requests > 0);
-  const seen = Object.entries(slo.coverage).map(([name, ratio]) => `${percent(ratio)} of ${name}`).join(", ");
+  const seen = Object.entries(slo.coverage).map(([name, ratio]) => `${covered(ratio)} of ${WINDOWS[name] || name}`).join(", ");
   say($("promises-note"), `Goal ${percent(slo.objective)}; seen ${seen}; ${slo.note}.`);
   const tell = (tier) => [tier.tier, seconds(tier.limit_s), ...tier.windows.map(kept), budget(tier.windows.at(-1))];
   keyed($("promises"), slo.tiers.filter(asked), (tier) => tier.tier, makePromiseRow,
@@ -602,9 +606,10 @@ function show(fleet, findings, decisions) {
 async function refresh() {
   try {
     const wanted = ["/api/v1/fleet", "/api/v1/findings?open=true", "/api/v1/decisions?limit=50"];
-    if (round % POLICIES_EVERY === 0) wanted.push("/api/v1/policies", "/api/v1/hscorer/config", "/api/v1/slo");
+    if (round % PROMISES_EVERY === 0) wanted.push("/api/v1/slo");
+    if (round % POLICIES_EVERY === 0) wanted.push("/api/v1/policies", "/api/v1/hscorer/config");
     if (round === 0) await recall();
-    const [fleet, findings, decisions, policies, weights, slo] = await Promise.all(wanted.map(ask));
+    const [fleet, findings, decisions, slo, policies, weights] = await Promise.all(wanted.map(ask));
     answered = Date.now();
     round += 1;
     show(fleet, findings, decisions);
