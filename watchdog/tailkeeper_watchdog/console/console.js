@@ -192,7 +192,7 @@ function makeShare(s) {
   const meter = element("span", "meter");
   line.parts = { fill: element("i"), number: element("span") };
   meter.append(line.parts.fill);
-  line.append(element("span", null, `${s.dimension} ${s.value}`), meter, line.parts.number);
+  line.append(element("span", null, s.dimension === "unknown" ? "not explained" : `${s.dimension} ${s.value}`), meter, line.parts.number);
   return line;
 }
 
