@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -29,10 +30,23 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def server_of(kind: str, pool: str | None, backend: str) -> str:
+NAMED_BY_NAME = frozenset({"webhook", "consul"})
+NAMED_BY_URL = frozenset({"engine", "sglang_router", "vllm_router", "traefik"})
+"""Kinds of gateways that call a server by the address of its backend."""
+NAMED_BY_ADDRESS = frozenset({"envoy"})
+NAMED_BY_MODEL = frozenset({"triton"})
+
+
+def server_of(kind: str, pool: str | None, backend: str, url: str, model: str) -> str:
     """What ``backend`` is called at a gateway of that kind where nobody says. Raises ValueError that says what is missing."""
-    if kind == "webhook":
+    if kind in NAMED_BY_NAME:
         return backend
+    if kind in NAMED_BY_URL and url:
+        return url
+    if kind in NAMED_BY_ADDRESS and url:
+        return urlsplit(url).netloc.rpartition("@")[2]
+    if kind in NAMED_BY_MODEL and model:
+        return model
     if kind != "haproxy":
         raise ValueError(f"must be there: at a gateway of kind {kind} it does not follow from the name")
     if not pool:
@@ -48,15 +62,16 @@ def with_servers(document: Mapping[str, Any], kinds: Kinds) -> dict[str, Any]:
     many = refs if isinstance(refs, list) else [refs]
     if not isinstance(name, str) or not many or not all(isinstance(ref, dict) for ref in many):
         return dict(document)
-    return {**document, "gateway": [_with_server(ref, name, kinds) for ref in many if isinstance(ref, dict)]}
+    url, model = (str(document.get(key) or "") for key in ("url", "model"))
+    return {**document, "gateway": [_with_server(ref, name, url, model, kinds) for ref in many if isinstance(ref, dict)]}
 
 
-def _with_server(ref: dict[str, Any], backend: str, kinds: Kinds) -> dict[str, Any]:
+def _with_server(ref: dict[str, Any], backend: str, url: str, model: str, kinds: Kinds) -> dict[str, Any]:
     kind, pool = kinds.get(str(ref.get("name"))), ref.get("pool")
     if ref.get("server") is not None or kind is None:
         return ref
     try:
-        return {**ref, "server": server_of(kind, pool if isinstance(pool, str) else None, backend)}
+        return {**ref, "server": server_of(kind, pool if isinstance(pool, str) else None, backend, url, model)}
     except ValueError:
         return ref
 
@@ -71,15 +86,15 @@ def gateway_problems(backend: WatchedBackend, kinds: Kinds) -> Iterator[str]:
         elif kind == "tap":
             yield from _tap_problems(backend, ref)
         elif ref.server is None:
-            yield f"gateway.server: {_missing(kind, ref.pool, backend.name)}"
+            yield f"gateway.server: {_missing(kind, ref.pool, backend)}"
         elif kind == "haproxy" and not all(ref.server.partition("/")):
             yield f"gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
 
 
-def _missing(kind: str, pool: str | None, backend: str) -> str:
+def _missing(kind: str, pool: str | None, backend: WatchedBackend) -> str:
     """Why no server follows from the name."""
     try:
-        return f"must be there, for example {server_of(kind, pool, backend)}"
+        return f"must be there, for example {server_of(kind, pool, backend.name, backend.url, backend.model or '')}"
     except ValueError as error:
         return str(error)
 

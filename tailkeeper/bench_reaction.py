@@ -24,9 +24,9 @@ from tailkeeper_exporter.catalog import BACKEND_STATE
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.collect.exporter import ExporterSource
+from tailkeeper_watchdog.gateways import HaproxyGateway, WebhookGateway
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.model import Backend, Target
-from tailkeeper_watchdog.settings import HaproxyGateway, WebhookGateway
 
 NAMES = ("a", "b", "c", "d")
 LOOK_EVERY_S = 0.002

@@ -16,16 +16,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from tailkeeper.backends import compose, gateway_problems, merged, with_servers
 from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings
+from tailkeeper_watchdog.gateways import Gateway, TapGateway
 from tailkeeper_watchdog.settings import (
     STALE_INTERVALS,
     Configuration,
     ExporterSource,
-    Gateway,
     GuardsSettings,
     HscoreSettings,
     PoliciesSettings,
     SloSettings,
-    TapGateway,
     WatchdogSettings,
     WatchedBackend,
 )

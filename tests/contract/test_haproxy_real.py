@@ -10,8 +10,8 @@ import pytest
 from tailkeeper_watchdog.actuators import Actuator, build_actuator
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
 from tailkeeper_watchdog.actuators.haproxy import HaproxyActuator
+from tailkeeper_watchdog.gateways import HaproxyGateway
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob
-from tailkeeper_watchdog.settings import HaproxyGateway
 from tests.e2e.real_programs import Haproxy, HaproxyServer, RealPrograms, free_port, open_url, wait_until
 from tests.e2e.tiny_servers import TinyBackend
 

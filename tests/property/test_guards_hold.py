@@ -164,7 +164,7 @@ class Watching(RuleBasedStateMachine):
         loop, names = self.world.loop, self.world.loop.fleet.names
         about = {f.backend for f in loop.memory.book.open_findings if f.kind is not FindingKind.COMMON_CAUSE}
         assert about <= names, about - names
-        assert {*loop._changed_at, *loop._released_at} <= names
+        assert {*(name for name, _ in loop._changed_at), *loop._released_at} <= names
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

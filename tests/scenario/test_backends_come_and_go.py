@@ -376,14 +376,14 @@ async def test_nothing_that_was_known_of_the_one_before_is_known_of_another_unde
     loop = world.loop
     assert loop.memory.detectors["growth"].readings["b"].p99_s
     assert loop.memory.uptimes["b"].ratio() == 1.0
-    assert "b" in loop._changed_at
+    assert ("b", Knob.WEIGHT) in loop._changed_at
     world.backends = tuple(world.backend("b", url="http://10.0.0.9:8000") if b.name == "b" else b for b in world.backends)
     await world.run(TICK_S)
     assert loop.memory.detectors["growth"].readings["b"].p99_s == ()
     assert loop.memory.uptimes["b"].ratio() is None
     assert len(loop.memory.histories["b"].samples) == 1
     assert loop.memory.policies["gpu_health_gate"].breakers["b"].failures_in_a_row == 0
-    assert "b" not in loop._changed_at
+    assert ("b", Knob.WEIGHT) not in loop._changed_at
 
 
 async def test_other_labels_or_another_model_do_not_make_another_backend(db: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tailkeeper_watchdog import actuators
 from tailkeeper_watchdog.actuators import ACTUATORS, build_actuator
 from tailkeeper_watchdog.actuators.replicas import ReplicatedActuator
-from tailkeeper_watchdog.settings import Gateway, HaproxyGateway, TapGateway, WebhookGateway
+from tailkeeper_watchdog.gateways import Gateway, HaproxyGateway, TapGateway, WebhookGateway
 
 EXAMPLES: dict[str, HaproxyGateway | WebhookGateway | TapGateway] = {
     "haproxy": HaproxyGateway(name="edge", kind="haproxy", socket="/run/haproxy.sock"),

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from tailkeeper.cli import app
 from tailkeeper.config import ConfigError, effective, load, parse
 from tailkeeper_watchdog.app import backend_of
+from tailkeeper_watchdog.gateways import TapGateway
 from tailkeeper_watchdog.model import Target
-from tailkeeper_watchdog.settings import TapGateway
 
 GOOD: dict[str, Any] = {
     "backends": [{"name": "a", "engine": "vllm", "url": "http://127.0.0.1:8000", "gateway": {"name": "edge", "server": "llm/a"}}],

@@ -27,7 +27,7 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
 from tailkeeper_watchdog.records.file import Recorder, previous, read
-from tailkeeper_watchdog.records.lines import Decoder, RecordedTick, RunStart
+from tailkeeper_watchdog.records.lines import FORMAT, Decoder, RecordedTick, RunStart
 from tailkeeper_watchdog.records.observations import difference, patched
 from tailkeeper_watchdog.records.plain import from_plain, to_plain
 from tailkeeper_watchdog.tick import TickInputs
@@ -110,7 +110,7 @@ def test_what_is_no_record_gives_nothing(tmp_path: Path, body: bytes) -> None:
 )  # fmt: skip
 def test_a_line_that_cannot_be_is_passed_over_and_counted(line: Any) -> None:
     decoder = Decoder()
-    decoder.take({"run": "r", "format": 1, "configuration": {}, "continued": False})
+    decoder.take({"run": "r", "format": FORMAT, "configuration": {}, "continued": False})
     assert decoder.take(line) is None
     assert decoder.unreadable == 1
 

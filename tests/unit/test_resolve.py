@@ -26,3 +26,16 @@ def test_the_most_restrictive_wish_wins_in_whatever_order(knob: Knob, values: tu
 
     for order in itertools.permutations(wishes):
         assert [wish.value for wish in resolve(tuple(order))] == [wins]
+
+
+def test_two_notes_on_one_backend_are_both_made() -> None:
+    wishes = (
+        DesiredState("context_length_routing", "a", Knob.ANNOTATION, "kv_usage_ratio=0.82", "kv", Mode.ENFORCE),
+        DesiredState("memory_breaker", "a", Knob.ANNOTATION, "oom-risk=level1", "pressure", Mode.ENFORCE),
+    )
+
+    for order in itertools.permutations(wishes):
+        (wish,) = resolve(tuple(order))
+        assert wish.value == "kv_usage_ratio=0.82,oom-risk=level1"
+        assert "kv" in wish.reason
+        assert "pressure" in wish.reason

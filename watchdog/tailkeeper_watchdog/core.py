@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.attribution import attend
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
 from tailkeeper_watchdog.findings import Book, close_gone, update
@@ -27,6 +28,7 @@ from tailkeeper_watchdog.model import (
     Epoch,
     FindingKind,
     FleetSnapshot,
+    Lease,
     Mode,
     Refusal,
     RequestRecord,
@@ -143,6 +145,12 @@ def score_fleet(
     return memory, Situation(
         snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact, records=heard, epochs=epochs
     )
+
+
+def with_gateways(situation: Situation, servers: Mapping[Target, ServerState], leases: tuple[Lease, ...]) -> Situation:
+    """The situation with what the gateways have in force, and what was there before our leases."""
+    actual = {target: state.values for target, state in servers.items()}
+    return replace(situation, actual=actual, prior={(lease.target, lease.knob): lease.prior for lease in leases})
 
 
 def _by_backend(records: tuple[RequestRecord, ...], known: Mapping[str, History]) -> dict[str, tuple[RequestRecord, ...]]:

@@ -15,6 +15,9 @@ from tailkeeper_watchdog.model import EMPTY, Finding, FindingKind, Situation
 MAX_CLOSED = 1_000
 """Closed findings kept in memory: weeks at a healthy fleet's rate, and under 2 MB."""
 
+ADVICE_CLOSES_AFTER_S = 30.0
+"""Advice that comes and goes is one finding, not a notification each time."""
+
 Key = tuple[FindingKind, str, str]
 
 
@@ -34,7 +37,7 @@ class Book:
 def update(book: Book, symptoms: tuple[Symptom, ...], detectors: tuple[Detector, ...], situation: Situation) -> Book:
     """The book after this tick."""
     now, wall = situation.snapshot.now, situation.snapshot.time_unix_s
-    patience = {kind: d.close_after_s for d in detectors for kind in d.kinds}
+    patience = {FindingKind.ADVICE: ADVICE_CLOSES_AFTER_S} | {kind: d.close_after_s for d in detectors for kind in d.kinds}
     still = {s.key: s for s in symptoms}
     opened = dict(book.open)
     last_seen = dict(book.last_seen)

@@ -8,7 +8,7 @@ first, and each allowed one counts against the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor
 
 from tailkeeper_exporter.state import State
@@ -31,6 +31,12 @@ from tailkeeper_watchdog.settings import GuardsSettings
 ACTED_ON_SHARE = 0.5
 """A backend counts as acted on while drained or below this share of its prior weight (public contract)."""
 SIGNALS_FOR_DRAIN = 2
+CUT_BACK_WEIGHT = 0.6
+"""What a weight is cut back to where the pool can spare no more: by whole numbers of a gateway, from a weight of 1 up, never
+rounded to less than half, so that nobody is acted on by it."""
+CUT_BACK = frozenset({Refusal.CAP, Refusal.MIN_HEALTHY, Refusal.ZONE})
+GRADED = frozenset({Knob.CONCURRENCY_LIMIT, Knob.BATCH_WINDOW_S, Knob.DEGRADE_LEVEL})
+"""Knobs of controllers that go by small steps and have a pace of their own: the cooldown is not theirs."""
 
 Pool = tuple[str, str]
 
@@ -49,8 +55,8 @@ class GuardContext:
     holds: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     """Backend → the operator's reason."""
     contended: frozenset[tuple[str, Knob]] = frozenset()
-    changed_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
-    """When each backend was last changed by us."""
+    changed_at: Mapping[tuple[str, Knob], float] = field(default_factory=lambda: EMPTY)
+    """When each knob of a backend was last changed by us."""
     released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """When a person last had a backend released."""
 
@@ -83,10 +89,19 @@ def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verd
     verdicts = []
     for wish in sorted(wishes, key=lambda w: _urgency(w, context.snapshot)):
         refusal, detail = _first_refusal(wish, context, tally)
-        verdicts.append(Verdict(wish, refusal, detail))
-        if refusal is None:
-            _count(wish, tally)
+        verdict = _cut_back(wish, refusal, detail) if refusal in CUT_BACK else Verdict(wish, refusal, detail)
+        verdicts.append(verdict)
+        if verdict.allowed:
+            _count(verdict.desired, tally)
     return tuple(verdicts)
+
+
+def _cut_back(wish: DesiredState, refusal: Refusal, detail: str) -> Verdict:
+    """A weight that the pool cannot spare is had in part: as low as it goes without taking anybody out."""
+    if wish.knob is not Knob.WEIGHT:
+        return Verdict(wish, refusal, detail)
+    reason = f"{wish.reason}; cut back from {float(wish.value):.0%} to {CUT_BACK_WEIGHT:.0%}: {refusal.value} ({detail})"
+    return Verdict(replace(wish, value=CUT_BACK_WEIGHT, reason=reason))
 
 
 def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
@@ -236,9 +251,11 @@ def _timing(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None, 
     released = context.released_at.get(wish.backend)
     if released is not None and now - released < wait:
         return Refusal.COOLDOWN, f"released by hand {now - released:.0f} s ago, {wait:g} s must pass"
-    changed = context.changed_at.get(wish.backend)
-    if changed is None or now - changed >= wait or is_drain(wish.knob, wish.value) or _in_force(wish, context):
-        return None, ""  # a drain has two signals and is not made to wait
+    changed = context.changed_at.get((wish.backend, wish.knob))
+    if changed is None or now - changed >= wait or wish.knob in GRADED or _in_force(wish, context):
+        return None, ""
+    if is_drain(wish.knob, wish.value):
+        return None, ""  # it has two signals and is not made to wait
     return Refusal.COOLDOWN, f"changed {now - changed:.0f} s ago, {wait:g} s must pass"
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from tailkeeper_watchdog import core
+from tailkeeper_watchdog.actuators.contract import Support
+from tailkeeper_watchdog.advice import advised
 from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -103,10 +105,11 @@ class Loop:
         """What the latest tick was computed from; None where it failed before it had read anything."""
         self.report = GatewayReport({}, {})
         self.fleet = succeeded(Fleet(), parts.fleet(), (), 0.0)
-        self.support = parts.reconciler.support(self.fleet.backends)
+        self._able: Mapping[tuple[str, Knob], Support] = parts.reconciler.support(self.fleet.backends)
+        self.support: Mapping[tuple[str, Knob], Support] = self._able
         self._on_tick = on_tick
         self._tick = 0
-        self._changed_at: dict[str, float] = {}
+        self._changed_at: dict[tuple[str, Knob], float] = {}
         self._released_at: dict[str, float] = {}
         self._contended_until: dict[tuple[str, Knob], float] = {}
         self._backoff = Backoff()
@@ -153,13 +156,16 @@ class Loop:
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
+        self._learn_support()
         snapshot = self._snapshot(collected)
         given = self.inputs = self._given(started, snapshot, collected, noted, rules)
         memory, situation = core.score_fleet(snapshot, collected.records, self.memory, rules)
+        situation = core.with_gateways(situation, self.report.servers, leases)
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms(snapshot.time_unix_s))
         memory, desired = core.decide_all(situation, memory, rules)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
-        memory = core.keep_book(memory, (*symptoms, *core.common_cause(verdicts, snapshot)), situation)
+        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired))
+        memory = core.keep_book(memory, told, situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, given)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
         executed = await self._act(changes, given)
@@ -190,6 +196,12 @@ class Loop:
             released_at=dict(self._released_at),
         )
 
+    def _learn_support(self) -> None:
+        """What the gateways have just shown that they cannot do; the same mapping while nothing of it changes."""
+        found = self.parts.reconciler.found_out(self._able, self.fleet.backends, self.report)
+        if found is not self.support and found != self.support:
+            self.support = found
+
     def _attribute(self, collected: Collected, decisions: tuple[Decision, ...], situation: Situation) -> None:
         """Causes are for people, and found after acting: without them nothing else of a tick is worth less."""
         error = None
@@ -216,7 +228,7 @@ class Loop:
         if changed.vanished:
             parts.switches.end_holds(changed.vanished)
         self.fleet = succeeded(self.fleet, backends, leases, now)
-        self.support = parts.reconciler.support(backends)
+        self._able = self.support = parts.reconciler.support(backends)
         parts.source.follow(tuple(b.name for b in backends), changed.new, now)
         self._forget(changed.gone, leases)
         log.info("the fleet changed", backends=len(backends), new=_some(changed.new), gone=_some(changed.gone), tick=self._tick)
@@ -226,7 +238,7 @@ class Loop:
         names = self.fleet.names - gone
         targets = frozenset(t for b in self.fleet.backends for t in b.targets) | {lease.target for lease in leases}
         self.memory = core.forget(self.memory, gone, targets, self.parts.wall())
-        self._changed_at = {name: at for name, at in self._changed_at.items() if name in names}
+        self._changed_at = {key: at for key, at in self._changed_at.items() if key[0] in names}
         self._released_at = {name: at for name, at in self._released_at.items() if name in names}
         self._contended_until = {key: until for key, until in self._contended_until.items() if key[0] in names}
         self._backoff.keep(targets)
@@ -330,7 +342,7 @@ class Loop:
         self._contended_until.update(dict.fromkeys(executed.contended & ours, wall + self.parts.guards.lease_s))
         for change in changes:
             new = change.kind is ChangeKind.APPLY and change.lease is None and change.value == DRAIN
-            if new and change.backend in executed.changed:
+            if new and (change.backend, change.knob) in executed.changed:
                 self.parts.ledger.count_attempt(change.backend, wall)
         return executed
 

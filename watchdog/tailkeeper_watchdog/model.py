@@ -258,6 +258,14 @@ _FIRST_EPOCH = Epoch()
 
 
 @dataclass(frozen=True, slots=True)
+class KnobState:
+    """One knob as a gateway has it: ``actual`` now, ``prior`` before anything of ours; the same where nothing of ours is."""
+
+    actual: KnobValue
+    prior: KnobValue
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What policies and detectors may look at: one snapshot and what was computed from it."""
 
@@ -272,6 +280,18 @@ class Situation:
     records: Mapping[str, tuple[RequestRecord, ...]] = field(default_factory=lambda: EMPTY)
     """The requests that were heard of at this tick, by backend, in the order in which they were told."""
     epochs: Mapping[str, Epoch] = field(default_factory=lambda: EMPTY)
+    actual: Mapping[Target, Mapping[Knob, KnobValue]] = field(default_factory=lambda: EMPTY)
+    """What the gateways reported at this tick, in their own values."""
+    prior: Mapping[tuple[Target, Knob], KnobValue] = field(default_factory=lambda: EMPTY)
+    """What was there before our changes in force."""
+
+    def knob(self, backend: Backend, knob: Knob) -> KnobState | None:
+        """A knob of a backend at the first of its gateways that tells it; None where none does."""
+        for target in backend.targets:
+            value = self.actual.get(target, EMPTY).get(knob)
+            if value is not None:
+                return KnobState(value, self.prior.get((target, knob), value))
+        return None
 
     def requests(self, backend: str) -> tuple[RequestRecord, ...]:
         """What was heard of a backend's requests at this tick; empty where nothing was."""

@@ -15,7 +15,7 @@ from math import inf
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
-from tailkeeper_watchdog.model import Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
+from tailkeeper_watchdog.model import EMPTY, Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
 from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, as_found, same, written
 
 MAX_CHANGES_PER_TICK = 64
@@ -37,7 +37,7 @@ class Executed:
     """Outcome of one tick's changes. ``no_ramp`` are targets whose gateway cannot express a part of a weight."""
 
     decisions: tuple[Decision, ...]
-    changed: frozenset[str]
+    changed: frozenset[tuple[str, Knob]]
     failed: frozenset[tuple[Target, Knob]]
     contended: frozenset[tuple[str, Knob]]
     no_ramp: frozenset[Target]
@@ -79,6 +79,25 @@ class Reconciler:
                 answers[gateways] = {knob: support_of(knob, actuators) for knob in Knob}
             found.update({(backend.name, knob): answer for knob, answer in answers[gateways].items()})
         return found
+
+    def found_out(
+        self, support: Mapping[tuple[str, Knob], Support], backends: tuple[Backend, ...], report: GatewayReport
+    ) -> Mapping[tuple[str, Knob], Support]:
+        """``support`` without what no server of a backend turned out to have; the very same where every one has everything."""
+        if not any(state.cannot for state in report.servers.values()):
+            return support
+        corrected = dict(support)
+        for backend in backends:
+            for target in backend.targets:
+                state = report.servers.get(target)
+                for knob, why in (state.cannot if state else EMPTY).items():
+                    if not any(self._may_have(other, knob, report) for other in backend.targets):
+                        corrected[(backend.name, knob)] = Support(False, why)
+        return corrected
+
+    def _may_have(self, target: Target, knob: Knob, report: GatewayReport) -> bool:
+        actuator, state = self._actuators.get(target.gateway), report.servers.get(target)
+        return actuator is not None and actuator.supports(knob).enforceable and (state is None or knob not in state.cannot)
 
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         """Ask every gateway about every server of ours, all at once; never raises."""
@@ -181,7 +200,7 @@ class _Run:
         self._tick, self._deadline_s = tick, deadline_s
         self.failed: set[tuple[Target, Knob]] = set()
         self.decisions: list[Decision] = []
-        self.changed: set[str] = set()
+        self.changed: set[tuple[str, Knob]] = set()
         self.contended: set[tuple[str, Knob]] = set()
         self.no_ramp: set[Target] = set()
 
@@ -236,7 +255,7 @@ class _Run:
         failure, actual = await self._write_and_read_back(change)
         if failure is None and actual is not None:
             self._ledger.confirm(lease.id, actual)
-            self.changed.add(change.backend)
+            self.changed.add((change.backend, change.knob))
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior

@@ -6,6 +6,7 @@ Only wishes of enforcing policies compete; a policy that merely observes or advi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 from tailkeeper_watchdog.model import DRAIN, DesiredState, Knob, KnobValue, Mode
@@ -56,9 +57,24 @@ def resolve(desired: tuple[DesiredState, ...]) -> tuple[DesiredState, ...]:
         if wish.mode is not Mode.ENFORCE:
             continue
         key = (wish.backend, wish.knob)
-        if key not in best or _rank(wish) < _rank(best[key]):
+        if key not in best:
+            best[key] = wish
+        elif wish.knob is Knob.ANNOTATION:
+            best[key] = _both(best[key], wish)
+        elif _rank(wish) < _rank(best[key]):
             best[key] = wish
     return (*best.values(), *(w for w in desired if w.mode is not Mode.ENFORCE))
+
+
+def _both(first: DesiredState, second: DesiredState) -> DesiredState:
+    """Two notes on one backend, each ``KEY=VALUE`` and more of them with commas between: one note with all keys, sorted."""
+    notes = {**_notes(second.value), **_notes(first.value)}
+    value = ",".join(f"{key}={text}" for key, text in sorted(notes.items()))
+    return replace(first, value=value, reason=f"{first.reason}; {second.reason}")
+
+
+def _notes(value: KnobValue) -> dict[str, str]:
+    return {key: text for part in str(value).split(",") if part for key, _, text in [part.partition("=")]}
 
 
 def _rank(wish: DesiredState) -> tuple[float, int]:

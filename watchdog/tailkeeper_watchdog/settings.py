@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from tailkeeper_exporter.settings import Auth, BackendSettings, Seconds, Settings, check_address, check_url, is_loopback
+from tailkeeper_watchdog.gateways import Gateway
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 
@@ -92,43 +93,6 @@ class WatchedBackend(BackendSettings):
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return [value] if isinstance(value, dict) else value
-
-
-class HaproxyGateway(Settings):
-    name: str
-    kind: Literal["haproxy"]
-    socket: str
-    """Path of the stats socket, or HOST:PORT; level admin is needed to write."""
-    replicas: tuple[str, ...] = ()
-
-
-class WebhookGateway(Settings):
-    name: str
-    kind: Literal["webhook"]
-    url: str
-    auth: Auth = Auth()
-    replicas: tuple[str, ...] = ()
-
-    _check_url = field_validator("url")(check_url)
-
-
-class TapGateway(Settings):
-    """The taps of the backends themselves, each turned at the exporter that runs it."""
-
-    name: str
-    kind: Literal["tap"]
-    urls: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
-    """Of exporters; default those that the watchdog reads, else the exporter of the same file."""
-    auth: Auth = Auth()
-    """Default, where `urls` is left out too: the exporter's `token_file` of the same file."""
-
-    @field_validator("urls")
-    @classmethod
-    def _check(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(check_url(url)) for url in urls)
-
-
-Gateway = Annotated[HaproxyGateway | WebhookGateway | TapGateway, Field(discriminator="kind")]
 
 
 class ExporterSource(Settings):
@@ -251,9 +215,19 @@ class HscoreSettings(Settings):
     weights: Weights = Weights()
 
 
-class GpuHealthGateSettings(Settings):
+Params = TypeVar("Params", bound=Settings)
+
+
+class PolicySettings(Settings, Generic[Params]):
+    """How far a policy may go, and its parameters, which it has defaults for."""
+
     mode: Mode = Mode.OBSERVE
-    params: GpuHealthGateParams = GpuHealthGateParams()
+    params: Params
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_params(cls, given: object) -> object:
+        return {"params": {}, **given} if isinstance(given, dict) else given
 
 
 class UnbuiltPolicySettings(Settings):
@@ -270,11 +244,13 @@ class UnbuiltPolicySettings(Settings):
 
 
 class PoliciesSettings(Settings):
+    """A field for each policy; that every policy has one is held by a test."""
+
     adaptive_batch_window: UnbuiltPolicySettings = UnbuiltPolicySettings()
     memory_breaker: UnbuiltPolicySettings = UnbuiltPolicySettings()
     context_length_routing: UnbuiltPolicySettings = UnbuiltPolicySettings()
     token_rate_weighting: UnbuiltPolicySettings = UnbuiltPolicySettings()
-    gpu_health_gate: GpuHealthGateSettings = GpuHealthGateSettings()
+    gpu_health_gate: PolicySettings[GpuHealthGateParams] = PolicySettings[GpuHealthGateParams](params=GpuHealthGateParams())
     cache_offload: UnbuiltPolicySettings = UnbuiltPolicySettings()
     slo_guardian: UnbuiltPolicySettings = UnbuiltPolicySettings()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tailkeeper_watchdog.actuators import haproxy, tap, webhook
 from tailkeeper_watchdog.actuators.contract import Actuator
-from tailkeeper_watchdog.settings import Gateway
+from tailkeeper_watchdog.gateways import Gateway
 
 ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     haproxy.KIND: haproxy.create,

@@ -13,11 +13,11 @@ A weight is a share of the weight that the gateway's own configuration gives the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from tailkeeper_watchdog.model import Knob, KnobValue
+from tailkeeper_watchdog.model import EMPTY, Knob, KnobValue
 
 
 class ErrorKind(StrEnum):
@@ -62,7 +62,8 @@ class ServerState:
     A knob that is absent from ``values`` is not known. ``doubt`` is a sentence for people, empty where all is well: part
     of this could not be read, or replicas disagree, so it is not in force everywhere and never counts as confirmed.
     ``normal_weight`` is the weight that the gateway's own configuration gives, on the scale of ``values``; None where the
-    gateway does not tell it.
+    gateway does not tell it. ``cannot`` holds the knobs that this kind of gateway has and this server turned out not to have,
+    each with a sentence for people: what was found out at run time beats ``supports``.
     """
 
     values: Mapping[Knob, KnobValue]
@@ -70,6 +71,7 @@ class ServerState:
     sessions: int | None = None
     doubt: str = ""
     normal_weight: float | None = None
+    cannot: Mapping[Knob, str] = field(default_factory=lambda: EMPTY)
 
 
 class Actuator(Protocol):

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, turn
 from tailkeeper_watchdog.actuators.contract import Actuator, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.replicas import replicated
+from tailkeeper_watchdog.gateways import Gateway, HaproxyGateway
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
-from tailkeeper_watchdog.settings import Gateway, HaproxyGateway
 
 KIND = "haproxy"
 ANSWER_LIMIT_BYTES = 16 * 1024 * 1024

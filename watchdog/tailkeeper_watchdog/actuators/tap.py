@@ -16,8 +16,8 @@ from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, turn
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
+from tailkeeper_watchdog.gateways import Gateway, TapGateway
 from tailkeeper_watchdog.model import Knob, KnobValue
-from tailkeeper_watchdog.settings import Gateway, TapGateway
 
 KIND = "tap"
 PATH = "/api/v1/taps"

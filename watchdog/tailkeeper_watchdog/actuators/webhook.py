@@ -24,8 +24,8 @@ from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, turn
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.replicas import replicated
+from tailkeeper_watchdog.gateways import Gateway, WebhookGateway
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
-from tailkeeper_watchdog.settings import Gateway, WebhookGateway
 
 KIND = "webhook"
 ANSWER_LIMIT_BYTES = 64 * 1024

@@ -18,7 +18,8 @@ from tailkeeper_watchdog.records.observations import difference, patched
 from tailkeeper_watchdog.records.plain import from_plain, to_plain
 from tailkeeper_watchdog.tick import TickInputs
 
-FORMAT = 1
+FORMAT = 2
+"""2 says of each change which knob it turned."""
 
 
 @dataclass(frozen=True, slots=True)

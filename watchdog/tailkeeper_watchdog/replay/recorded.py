@@ -90,6 +90,12 @@ class _Gateways(Reconciler):
         given = self._now.step.inputs
         return {} if given is None else dict(given.support)
 
+    def found_out(
+        self, support: Mapping[tuple[str, Knob], Support], backends: tuple[Backend, ...], report: GatewayReport
+    ) -> Mapping[tuple[str, Knob], Support]:
+        """The record has it as it had been found out."""
+        return self._now.inputs.support
+
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         return self._now.inputs.report
 
