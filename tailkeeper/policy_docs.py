@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from pydantic.fields import FieldInfo
 
 from tailkeeper_watchdog.policies import POLICIES, Policy
 from tailkeeper_watchdog.settings import PoliciesSettings
@@ -27,10 +30,6 @@ def _lines() -> Iterator[str]:
     yield "What a policy wants still has to pass the guards. `tailkeeper check-config` says what is enforceable where."
     for policy in POLICIES:
         yield from _page(policy)
-    yield ""
-    yield "## Not in this version"
-    yield ""
-    yield from (f"- `{name}`" for name in PoliciesSettings().unbuilt)
 
 
 def _page(policy: Policy) -> Iterator[str]:
@@ -45,7 +44,13 @@ def _page(policy: Policy) -> Iterator[str]:
     yield "|---|---|---|"
     reasons = _field_docs(params)
     for name, field in params.model_fields.items():
-        yield f"| `{name}` | {field.default:g} | {reasons.get(name, 'stated above')} |"
+        yield f"| `{name}` | {_shown(field)} | {reasons.get(name, 'stated above')} |"
+
+
+def _shown(field: FieldInfo) -> str:
+    """A default as a person would write it in the file."""
+    value = field.get_default(call_default_factory=True)
+    return f"{value:g}" if isinstance(value, int | float) else json.dumps(value)
 
 
 def _field_docs(model: Any) -> dict[str, str]:

@@ -30,7 +30,6 @@ def support_table(config: Config) -> str:
             gateways = [actuators[ref.name] for ref in backend.gateway]
             row = support_row(modes[policy.name], {knob: support_of(knob, gateways) for knob in policy.knobs})
             rows.append((policy.name, backend.name, row["actuation"].replace("_", " "), row["why"]))
-    rows.extend((name, "all", "not enforceable", "this policy is not in this version") for name in config.policies.unbuilt)
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join("  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in rows)
 

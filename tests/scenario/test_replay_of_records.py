@@ -8,9 +8,10 @@ from typing import Any
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
+from tailkeeper_watchdog.core import PolicySetting
 from tailkeeper_watchdog.model import DRAIN, Knob, Mode
 from tailkeeper_watchdog.records.file import read
-from tailkeeper_watchdog.records.in_force import InForce, all_enforced, written_down
+from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.records.lines import RecordedTick, RunStart
 from tailkeeper_watchdog.replay.own import again, decided_by
 from tailkeeper_watchdog.replay.simulated import Decider
@@ -107,7 +108,7 @@ async def test_a_run_whose_begin_is_lost_is_not_said_to_differ(tmp_path: Path) -
 
 def decider(world: RecordedWorld, mode: Mode) -> Decider:
     parts = world.loop.parts
-    rules = all_enforced(parts.rules) if mode is Mode.ENFORCE else parts.rules
+    rules = replace(parts.rules, policies={name: PolicySetting(mode, s.params) for name, s in parts.rules.policies.items()})
     return Decider("other.yaml", InForce(rules, parts.guards, parts.tick_s), {}, {})
 
 

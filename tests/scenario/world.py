@@ -124,7 +124,10 @@ class World:
         params: GpuHealthGateParams | None = None,
         zones: Mapping[str, str] | None = None,
         stale_after_s: float = 3.0,
+        policies: Mapping[str, PolicySetting] | None = None,
     ) -> None:
+        """``policies`` run beside the gate, which runs in ``mode`` unless they hold it too."""
+        self._policies = dict(policies or {})
         self.clock = Clock()
         self.gateway = FakeGateway(names)
         self.sick = {name: Sick() for name in names}
@@ -158,7 +161,7 @@ class World:
                 rules=Rules(
                     Slo(),
                     WEIGHTS,
-                    {"gpu_health_gate": PolicySetting(self._mode, self._params)},
+                    {"gpu_health_gate": PolicySetting(self._mode, self._params), **self._policies},
                     self._stale,
                 ),
                 weighing=Weighing(self.ledger, WEIGHTS, self.clock.wall),

@@ -14,8 +14,10 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.api.trends import POINTS, SPACING_S, Trends
 from tailkeeper_watchdog.api.why import WHY_LIMIT_CHARS
+from tailkeeper_watchdog.core import PolicySetting
 from tailkeeper_watchdog.ledger import LedgerError
 from tailkeeper_watchdog.model import Mode
+from tailkeeper_watchdog.settings import PoliciesSettings
 from tests.scenario.world import World
 from tests.unit.watchdog_http import (
     BACKEND,
@@ -241,8 +243,11 @@ async def test_trends_follow_while_the_application_is_served(tmp_path: Path) -> 
 # Policies
 
 
+EVERY_POLICY = {name: PolicySetting(s.mode, s.params) for name, s in PoliciesSettings() if name != "gpu_health_gate"}
+
+
 async def test_the_support_table_says_for_every_policy_and_backend_how_far_it_goes(tmp_path: Path) -> None:
-    async with asked(world_at(tmp_path)) as ask:
+    async with asked(world_at(tmp_path, policies=EVERY_POLICY)) as ask:
         table = await ask.get("/api/v1/policies")
     assert {row["policy"] for row in table} == {
         "adaptive_batch_window",

@@ -16,6 +16,7 @@ from tailkeeper.config import ConfigError, effective, load, parse
 from tailkeeper_watchdog.app import backend_of
 from tailkeeper_watchdog.gateways import TapGateway
 from tailkeeper_watchdog.model import Target
+from tailkeeper_watchdog.settings import PoliciesSettings
 
 GOOD: dict[str, Any] = {
     "backends": [{"name": "a", "engine": "vllm", "url": "http://127.0.0.1:8000", "gateway": {"name": "edge", "server": "llm/a"}}],
@@ -72,7 +73,12 @@ def with_tap(**changes: Any) -> dict[str, Any]:
         ({"hscore": {"weights": {"latency": 0.9}}}, ["hscore.weights", "sum to"]),
         ({"policies": {"gpu_health_gate": {"mode": "on"}}}, ["policies.gpu_health_gate.mode", "observe", "enforce", "'on'"]),
         ({"policies": {"gpu_health_gate": {"params": {"floor": 1}}}}, ["policies.gpu_health_gate.params.floor", "floor_weight"]),
-        ({"policies": {"memory_breaker": {"mode": "enforce"}}}, ["policies.memory_breaker", "not in this version"]),
+        (
+            {"policies": {"memory_breaker": {"params": {"levl1_ratio": 1}}}},
+            ["policies.memory_breaker.params.levl1_ratio", "level1"],
+        ),
+        ({"policies": {"cache_offload": {"params": {"tiers": []}}}}, ["policies.cache_offload.params.tiers", "at least 1"]),
+        ({"policies": {"shed_everything": {"mode": "enforce"}}}, ["policies.shed_everything", "slo_guardian"]),
         ({"guards": {"max_fraction": 3}}, ["guards.max_fraction", "3"]),
         ({"exporter": {"gpu": {"source": "file"}}}, ["exporter.gpu", "`file`"]),
         (
@@ -216,9 +222,12 @@ def test_check_config_prints_what_each_policy_can_do_where(tmp_path: Path) -> No
     file.write_text(yaml.safe_dump({**GOOD, "policies": {"gpu_health_gate": {"mode": "enforce"}}}))
     result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
     assert result.exit_code == 0, result.output
-    assert "gpu_health_gate" in result.output
-    assert "enforced" in result.output
-    assert "not in this version" in result.output
+    rows = {line.split()[0]: line for line in result.output.splitlines() if line}
+    assert set(PoliciesSettings.model_fields) <= set(rows)
+    assert "enforced" in rows["gpu_health_gate"]
+    assert "observed" in rows["context_length_routing"]
+    assert "not enforceable" in rows["slo_guardian"]
+    assert "HAProxy" in rows["slo_guardian"]
 
 
 PROMETHEUS = {"source": {"kind": "prometheus", "url": "http://127.0.0.1:9090"}}

@@ -58,7 +58,15 @@ def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
         targets.append(Target(ref.name, server, ref.pool or before_slash))
     shape = settings.model_shape
     token_bytes = None if shape is None else 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype_bytes
-    return Backend(settings.name, settings.model or "", tuple(targets), dict(settings.labels), settings.url, token_bytes)
+    return Backend(
+        settings.name,
+        settings.model or "",
+        tuple(targets),
+        dict(settings.labels),
+        settings.url,
+        token_bytes,
+        settings.quantization or "",
+    )
 
 
 Found = Callable[[], tuple[WatchedBackend, ...]]

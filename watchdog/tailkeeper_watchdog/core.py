@@ -199,7 +199,9 @@ def decide_all(situation: Situation, memory: Memory, rules: Rules) -> tuple[Memo
     states: dict[str, Any] = {}
     desired: list[DesiredState] = []
     for policy in POLICIES:
-        setting = rules.policies[policy.name]
+        setting = rules.policies.get(policy.name)
+        if setting is None:
+            continue
         before = memory.policies.get(policy.name)
         states[policy.name], wants = policy.decide(
             situation, setting.params, setting.mode, policy.new_memory() if before is None else before

@@ -40,9 +40,9 @@ class DecisionLog:
         server: str = "",
         lease_expires: float | None = None,
     ) -> Decision | None:
-        """Record a decision; None when the same was said already. ``code`` is what makes it the same, without figures."""
+        """Record a decision; None when the same was said already: the same ``code``, or the same value where that is empty."""
         now = self._wall()
-        if verdict in REPEATABLE and self._said_already((policy, backend, knob, server), (verdict, f"{to_value}|{code}"), now):
+        if verdict in REPEATABLE and self._said_already((policy, backend, knob, server), (verdict, code or str(to_value)), now):
             return None
         key = (policy, knob, verdict)
         self.counts[key] = self.counts.get(key, 0) + 1

@@ -7,9 +7,10 @@ process. One writer: the watchdog's loop; readers open their own connection.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,21 @@ class Ledger:
             return self._db.execute(sql, values)
         except sqlite3.Error as error:
             raise LedgerError(f"{self._path}: {error}") from error
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written within is committed once, at the end: for lines of the log, never for what must be there before a call.
+
+        Raises LedgerError.
+        """
+        self._run("BEGIN")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself; what counts is the first error
+                self._db.execute("ROLLBACK")
+            raise
 
     # Leases
 

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import structlog
 
@@ -22,7 +23,7 @@ from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
-from tailkeeper_watchdog.guards import GuardContext
+from tailkeeper_watchdog.guards import GuardContext, takes_out
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
 from tailkeeper_watchdog.model import (
@@ -83,6 +84,17 @@ def _in_words(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
+
+
+MAX_UNACTED_NOTED = 200
+"""Lines of the decision log for what was not done, a tick; the others are noted at the next ticks, if they are still so."""
+
+
+def _gist(wish: DesiredState) -> str:
+    """What makes a wish the same one in the log. A weight or a limit that moves a little every tick is one wish, not many."""
+    if wish.knob is Knob.WEIGHT:
+        return "most of it" if takes_out(wish) else "a part of it"
+    return "" if wish.knob in (Knob.CONCURRENCY_LIMIT, Knob.BATCH_WINDOW_S, Knob.ANNOTATION) else str(wish.value)
 
 
 MAX_NAMES_LOGGED = 10
@@ -348,20 +360,23 @@ class Loop:
 
     def _note_unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
         """What was only observed or advised, and what a guard refused: written down when it changes."""
-        for wish in desired:
-            if wish.mode is not Mode.ENFORCE:
-                outcome = Outcome.OBSERVED if wish.mode is Mode.OBSERVE else Outcome.ADVISED
-                yield from self._note(wish, outcome, wish.reason, "")
+        with self.parts.ledger.together():
+            yield from islice(self._unacted(desired, verdicts), MAX_UNACTED_NOTED)
+        self.parts.decisions.forget_old()
+
+    def _unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
         for verdict in verdicts:
             if verdict.refusal is not None:
                 reason = f"{verdict.refusal.value} ({verdict.detail}); wanted because {verdict.desired.reason}"
                 yield from self._note(verdict.desired, Outcome.REFUSED, reason, verdict.refusal.name)
-        self.parts.decisions.forget_old()
+        for wish in desired:
+            if wish.mode is not Mode.ENFORCE:
+                outcome = Outcome.OBSERVED if wish.mode is Mode.OBSERVE else Outcome.ADVISED
+                yield from self._note(wish, outcome, wish.reason, "")
 
     def _note(self, wish: DesiredState, outcome: Outcome, reason: str, code: str) -> Iterator[Decision]:
-        value = round(wish.value, 1) if isinstance(wish.value, float) else wish.value
         decision = self.parts.decisions.note(
-            self._tick, wish.policy, wish.backend, wish.knob, None, value, outcome, reason, code=code
+            self._tick, wish.policy, wish.backend, wish.knob, None, wish.value, outcome, reason, code=f"{code}|{_gist(wish)}"
         )
         if decision is not None:
             yield decision

@@ -95,6 +95,8 @@ class Backend:
     """Where it listens; only to tell a backend from another one that got its name."""
     kv_bytes_per_token: float | None = None
     """Bytes of the keys and values of one token, where the shape of its model is configured."""
+    quantization: str = ""
+    """Precision as configured."""
 
     @property
     def zone(self) -> str:
@@ -121,6 +123,8 @@ class GpuObservation:
     temperature_celsius: Reading[float]
     throttle_reasons: tuple[str, ...] = ()
     sm_clock_hz: Reading[float] = field(default_factory=absent)
+    memory_copy_ratio: Reading[float] = field(default_factory=absent)
+    ecc_single_bit_total: Reading[float] = field(default_factory=absent)
 
 
 @dataclass(frozen=True, slots=True)

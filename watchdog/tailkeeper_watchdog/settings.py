@@ -14,7 +14,13 @@ from pydantic import Field, field_validator, model_validator
 from tailkeeper_exporter.settings import Auth, BackendSettings, Seconds, Settings, check_address, check_url, is_loopback
 from tailkeeper_watchdog.gateways import Gateway
 from tailkeeper_watchdog.model import Mode
+from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams
+from tailkeeper_watchdog.policies.cache_offload import CacheOffloadParams
+from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.policies.memory_breaker import MemoryBreakerParams
+from tailkeeper_watchdog.policies.slo_guardian import SloGuardianParams
+from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams
 
 Ratio = Annotated[float, Field(ge=0, le=1)]
 STALE_INTERVALS = 3
@@ -230,33 +236,22 @@ class PolicySettings(Settings, Generic[Params]):
         return {"params": {}, **given} if isinstance(given, dict) else given
 
 
-class UnbuiltPolicySettings(Settings):
-    """A policy that the contract names and this version does not have: it may be named, not relied upon."""
-
-    mode: Mode = Mode.OBSERVE
-    params: dict[str, float | str | bool] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _harmless(self) -> UnbuiltPolicySettings:
-        if self.mode is not Mode.OBSERVE or self.params:
-            raise ValueError("this policy is not in this version: only `mode: observe` is allowed, and it records nothing")
-        return self
-
-
 class PoliciesSettings(Settings):
     """A field for each policy; that every policy has one is held by a test."""
 
-    adaptive_batch_window: UnbuiltPolicySettings = UnbuiltPolicySettings()
-    memory_breaker: UnbuiltPolicySettings = UnbuiltPolicySettings()
-    context_length_routing: UnbuiltPolicySettings = UnbuiltPolicySettings()
-    token_rate_weighting: UnbuiltPolicySettings = UnbuiltPolicySettings()
+    adaptive_batch_window: PolicySettings[AdaptiveBatchWindowParams] = PolicySettings[AdaptiveBatchWindowParams](
+        params=AdaptiveBatchWindowParams()
+    )
+    memory_breaker: PolicySettings[MemoryBreakerParams] = PolicySettings[MemoryBreakerParams](params=MemoryBreakerParams())
+    context_length_routing: PolicySettings[ContextLengthRoutingParams] = PolicySettings[ContextLengthRoutingParams](
+        params=ContextLengthRoutingParams()
+    )
+    token_rate_weighting: PolicySettings[TokenRateWeightingParams] = PolicySettings[TokenRateWeightingParams](
+        params=TokenRateWeightingParams()
+    )
     gpu_health_gate: PolicySettings[GpuHealthGateParams] = PolicySettings[GpuHealthGateParams](params=GpuHealthGateParams())
-    cache_offload: UnbuiltPolicySettings = UnbuiltPolicySettings()
-    slo_guardian: UnbuiltPolicySettings = UnbuiltPolicySettings()
-
-    @property
-    def unbuilt(self) -> tuple[str, ...]:
-        return tuple(n for n in type(self).model_fields if isinstance(getattr(self, n), UnbuiltPolicySettings))
+    cache_offload: PolicySettings[CacheOffloadParams] = PolicySettings[CacheOffloadParams](params=CacheOffloadParams())
+    slo_guardian: PolicySettings[SloGuardianParams] = PolicySettings[SloGuardianParams](params=SloGuardianParams())
 
 
 class GuardsSettings(Settings):

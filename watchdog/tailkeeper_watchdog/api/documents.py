@@ -36,12 +36,10 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import RESTRICTION
-from tailkeeper_watchdog.settings import PoliciesSettings, UnbuiltPolicySettings
 from tailkeeper_watchdog.switches import Hold
 
 Json = dict[str, Any]
 MODE_ORDER = (Mode.OBSERVE, Mode.ADVISE, Mode.ENFORCE)
-UNBUILT = "this policy is not in this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,24 +261,15 @@ def decision(made: Decision) -> Json:
 
 
 def policies(backends: tuple[Backend, ...], support: Mapping[tuple[str, Knob], Support], modes: Mapping[str, Mode]) -> list[Json]:
-    """``GET /api/v1/policies``: policy × backend, each with the reason in plain words, those not in this version too."""
+    """``GET /api/v1/policies``: policy × backend, each with the reason in plain words."""
     table = []
-    for policy in POLICIES:
+    for policy in (policy for policy in POLICIES if policy.name in modes):
         rows = []
         for backend in backends:
             answers = {knob: support[(backend.name, knob)] for knob in policy.knobs}
             rows.append({"backend": backend.name, **support_row(modes[policy.name], answers)})
         table.append(_policy(policy.name, policy.summary, modes[policy.name], policy.knobs, rows))
-    for name in unbuilt():
-        rows = [{"backend": b.name, "actuation": Enforceability.NOT_ENFORCEABLE.value, "why": UNBUILT} for b in backends]
-        table.append(_policy(name, UNBUILT, Mode.OBSERVE, (), rows))
     return table
-
-
-def unbuilt() -> tuple[str, ...]:
-    """Policies that the contract names and this version does not have."""
-    fields = PoliciesSettings.model_fields.items()
-    return tuple(name for name, described in fields if described.annotation is UnbuiltPolicySettings)
 
 
 def _policy(name: str, summary: str, mode: Mode, knobs: tuple[Knob, ...], rows: list[Json]) -> Json:

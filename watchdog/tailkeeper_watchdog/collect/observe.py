@@ -79,7 +79,8 @@ def _take_gpu(parts: _Parts, key: SeriesKey, value: float) -> None:
         if value == 1:
             parts.throttled.setdefault(uuid, set()).add(key.label("reason"))
         return
-    parts.gpus.setdefault(uuid, {})[key.name] = value
+    slot = f"{key.name}{{{key.label('kind')}}}" if key.name == catalog.GPU_ECC_ERRORS.name else key.name
+    parts.gpus.setdefault(uuid, {})[slot] = value
 
 
 def _merge(values: dict[str, float], slot: str, value: float, rule: Merge) -> None:
@@ -107,20 +108,22 @@ def _histogram(buckets: dict[float, float], total: float | None) -> Histogram | 
 
 
 def _gpu(uuid: str, values: dict[str, float], throttled: set[str], taken_at: float) -> GpuObservation:
-    def reading(metric: catalog.Metric) -> Reading[float]:
-        value = values.get(metric.name)
+    def reading(slot: str) -> Reading[float]:
+        value = values.get(slot)
         return absent() if value is None else present(value, taken_at)
 
     return GpuObservation(
         uuid=uuid,
-        sample_age_s=reading(catalog.GPU_SAMPLE_AGE),
-        utilization_ratio=reading(catalog.GPU_UTILIZATION),
-        memory_used_bytes=reading(catalog.GPU_MEMORY_USED),
-        memory_total_bytes=reading(catalog.GPU_MEMORY_TOTAL),
-        fragmentation_ratio=reading(catalog.GPU_FRAGMENTATION),
-        pcie_ratio=reading(catalog.GPU_PCIE),
-        nvlink_ratio=reading(catalog.GPU_NVLINK),
-        temperature_celsius=reading(catalog.GPU_TEMPERATURE),
+        sample_age_s=reading(catalog.GPU_SAMPLE_AGE.name),
+        utilization_ratio=reading(catalog.GPU_UTILIZATION.name),
+        memory_used_bytes=reading(catalog.GPU_MEMORY_USED.name),
+        memory_total_bytes=reading(catalog.GPU_MEMORY_TOTAL.name),
+        fragmentation_ratio=reading(catalog.GPU_FRAGMENTATION.name),
+        pcie_ratio=reading(catalog.GPU_PCIE.name),
+        nvlink_ratio=reading(catalog.GPU_NVLINK.name),
+        temperature_celsius=reading(catalog.GPU_TEMPERATURE.name),
         throttle_reasons=tuple(sorted(throttled)),
-        sm_clock_hz=reading(catalog.GPU_SM_CLOCK),
+        sm_clock_hz=reading(catalog.GPU_SM_CLOCK.name),
+        memory_copy_ratio=reading(catalog.GPU_MEMORY_COPY.name),
+        ecc_single_bit_total=reading(f"{catalog.GPU_ECC_ERRORS.name}{{single_bit}}"),
     )

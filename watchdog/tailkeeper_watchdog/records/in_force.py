@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pydantic import ValidationError
 
 from tailkeeper_watchdog.core import PolicySetting, Rules
-from tailkeeper_watchdog.model import Mode, Slo
+from tailkeeper_watchdog.model import Slo
 from tailkeeper_watchdog.settings import GuardsSettings, PoliciesSettings
 
 
@@ -43,20 +43,16 @@ class InForce:
 
 
 def _policies(document: Mapping[str, Any]) -> dict[str, PolicySetting]:
-    """Every policy of this version; one that the record does not name only observes."""
+    """The policies of this version that the record names: one that was not there then decided nothing."""
     found: dict[str, PolicySetting] = {}
-    defaults = PoliciesSettings()
-    for name in PoliciesSettings.model_fields:
+    for name, setting in PoliciesSettings():
         said = document.get(name)
-        setting = getattr(defaults, name)
         if said is not None:
-            params = type(setting.params)
-            known = getattr(params, "model_fields", {})
-            setting = type(setting).model_validate(
+            known = type(setting.params).model_fields
+            given = type(setting).model_validate(
                 {"mode": said["mode"], "params": {k: v for k, v in said["params"].items() if k in known}}
             )
-        if name not in defaults.unbuilt:
-            found[name] = PolicySetting(setting.mode, setting.params)
+            found[name] = PolicySetting(given.mode, given.params)
     return found
 
 
@@ -73,8 +69,3 @@ def written_down(rules: Rules, guards: GuardsSettings, tick_s: float) -> dict[st
         "guards": guards.model_dump(mode="json"),
         "tick_s": tick_s,
     }
-
-
-def all_enforced(rules: Rules) -> Rules:
-    """The same with every policy allowed to act: what would be done if it were."""
-    return replace(rules, policies={name: PolicySetting(Mode.ENFORCE, s.params) for name, s in rules.policies.items()})

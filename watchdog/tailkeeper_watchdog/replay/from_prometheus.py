@@ -16,9 +16,8 @@ from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.native import NativeBackend, Standstill
 from tailkeeper_watchdog.core import PolicySetting, Rules
-from tailkeeper_watchdog.model import Finding, FindingKind, Severity, Slo
-from tailkeeper_watchdog.policies import POLICIES
-from tailkeeper_watchdog.records.in_force import InForce, all_enforced
+from tailkeeper_watchdog.model import Finding, FindingKind, Mode, Severity, Slo
+from tailkeeper_watchdog.records.in_force import InForce
 from tailkeeper_watchdog.replay.history import CHUNK_S, AskError, History, Read
 from tailkeeper_watchdog.replay.own import NOT_SIMULATED
 from tailkeeper_watchdog.replay.report import Asked, document
@@ -42,6 +41,9 @@ from tailkeeper_watchdog.settings import STALE_INTERVALS, GuardsSettings, Polici
 LEAST_TICK_S = 1.0
 CHUNK_BACKENDS = 20
 """So many are held in memory for a whole chunk of time, about half a million samples; of more a shorter one."""
+SHOWN = ("memory_breaker", "gpu_health_gate", "slo_guardian")
+"""What decides where nobody has configured anything: those that act on trouble. What steers weights all the time would fill the
+report of a healthy fleet."""
 MAX_ADVICE = 1_000
 DECIDED_BY_DEFAULT = "the defaults, with every policy allowed to act at a gateway that is taken to be there"
 NO_PROBE = (
@@ -128,9 +130,9 @@ class _Replay:
         stale_after_s = STALE_INTERVALS * tick_s
         if self._decider is None:
             defaults = PoliciesSettings()
-            policies = {p.name: PolicySetting(getattr(defaults, p.name).mode, getattr(defaults, p.name).params) for p in POLICIES}
+            policies = {name: PolicySetting(Mode.ENFORCE, getattr(defaults, name).params) for name in SHOWN}
             rules = Rules(Slo(), Weights().model_dump(), policies, stale_after_s)
-            return InForce(all_enforced(rules), GuardsSettings(), tick_s)
+            return InForce(rules, GuardsSettings(), tick_s)
         given = self._decider.in_force
         limit = max(given.rules.stale_after_s, stale_after_s)
         return replace(given, rules=replace(given.rules, stale_after_s=limit), tick_s=tick_s)

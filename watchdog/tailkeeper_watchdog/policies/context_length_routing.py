@@ -1,0 +1,100 @@
+"""Send less to a backend whose KV cache is filling up, so that long contexts go where there is room.
+
+Weight = max(0.1, 1 − KV cache usage): usage 0.82 gives 0.18, 0.45 gives 0.55, 0.12 gives 0.88. A backend that is well and does
+not tell its usage gets no more than the median of those that do. Where a gateway keeps notes, the usage is also published as the
+annotation ``kv_usage_ratio``: Consul has it beside the weight, for routers that decide by themselves.
+
+A request needs 2 · layers · kv_heads · head_dim · tokens · dtype_bytes · 1.05 bytes of KV cache (the 5 % are the allocator's);
+the tap orders its queue by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+from pydantic import Field
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.settings import Settings
+from tailkeeper_watchdog.model import BackendObservation, DesiredState, Knob, Mode, Situation
+from tailkeeper_watchdog.policies.base import Policy
+
+NAME = "context_length_routing"
+ANNOTATION = "kv_usage_ratio"
+Ratio = Annotated[float, Field(ge=0, le=1)]
+
+
+class ContextLengthRoutingParams(Settings):
+    floor_weight: Ratio = 0.1
+    """A full backend still gets a trickle: without it nobody would see that it has room again."""
+    full_weight_below_ratio: Ratio = 0.05
+    """A nearly empty cache is no reason to turn a knob."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Nothing needs to be remembered: the weight follows from what is seen now."""
+
+
+def weight_of(kv_usage_ratio: float, floor: float) -> float:
+    """Share of its prior weight for a backend whose KV cache is used to that share."""
+    return max(floor, 1.0 - min(1.0, max(0.0, kv_usage_ratio)))
+
+
+def decide(
+    situation: Situation, params: ContextLengthRoutingParams, mode: Mode, memory: Memory
+) -> tuple[Memory, tuple[DesiredState, ...]]:
+    """A weight for each backend that is heard of and not nearly empty, and its usage as an annotation."""
+    seen = {b.name: s for b in situation.snapshot.backends if (s := situation.fresh(b.name)) is not None}
+    usage = {name: u for name, s in seen.items() if (u := s.value(catalog.KV_USAGE.name)) is not None}
+    desired: list[DesiredState] = []
+    for name, used in usage.items():
+        if used >= params.full_weight_below_ratio:
+            weight = round(weight_of(used, params.floor_weight), 4)
+            desired.append(_wish(seen[name], Knob.WEIGHT, weight, f"KV cache {used:.0%} in use", mode))
+    for backend in situation.snapshot.backends:
+        if backend.name in usage and situation.knob(backend, Knob.ANNOTATION) is not None:
+            note = f"{ANNOTATION}={min(1.0, max(0.0, usage[backend.name])):.2f}"
+            desired.append(_wish(seen[backend.name], Knob.ANNOTATION, note, "published for routers", mode))
+    desired.extend(_cap_on_unknown(situation, seen, usage, params, mode))
+    return memory, tuple(desired)
+
+
+def _cap_on_unknown(
+    situation: Situation,
+    seen: Mapping[str, BackendObservation],
+    usage: Mapping[str, float],
+    params: ContextLengthRoutingParams,
+    mode: Mode,
+) -> list[DesiredState]:
+    """Nobody gets more for being silent than its peers at the same gateway and pool get for telling."""
+    peers: dict[tuple[str, str], list[float]] = {}
+    for backend in situation.snapshot.backends:
+        if backend.name in usage:
+            for target in backend.targets:
+                peers.setdefault((target.gateway, target.pool), []).append(weight_of(usage[backend.name], params.floor_weight))
+    capped = []
+    for backend in situation.snapshot.backends:
+        told = [weight for target in backend.targets for weight in peers.get((target.gateway, target.pool), ())]
+        if backend.name in seen and backend.name not in usage and told:
+            limit = median(told)
+            if limit < 1.0 - params.full_weight_below_ratio:
+                reason = f"its KV cache usage is not known: no more than the median of its {len(told)} peers"
+                capped.append(_wish(seen[backend.name], Knob.WEIGHT, round(limit, 4), reason, mode))
+    return capped
+
+
+def _wish(seen: BackendObservation, knob: Knob, value: float | str, reason: str, mode: Mode) -> DesiredState:
+    return DesiredState(NAME, seen.backend, knob, value, reason, mode, ("kv_usage",), seen.age_s)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="Send long contexts where the KV cache has room.",
+    knobs=(Knob.WEIGHT, Knob.ANNOTATION),
+    new_memory=Memory,
+    decide=decide,
+)

@@ -1,0 +1,256 @@
+"""Watch over a pool's promise as a whole: shed first, scale next, restore step by step.
+
+* Degrade: the pool's P99 of the first token over 800 ms, or more than 0.5 % of its requests failing, in the last 10 s: at the
+  next tick every backend's tap refuses requests of low priority (degrade level 1). Where that lasts another 20 s the next level
+  follows, up to ``max_level``; level 2 refuses everything but high priority, so it has to be asked for.
+* Scale: more than 2.1 × the usual number of requests in the pool for 15 s asks for as many more replicas, at most twice as many.
+* Rebalance: P99 between tokens over 35 ms with memory pressure above 85 % sheds; fewer than 1,000 tokens a second with memory
+  below 70 % and requests waiting scales; else it waits.
+* Restore: after three good periods of 10 s in a row one step each period, so that all is back within two minutes.
+
+The usual number of requests is a mean over an hour of good times, and is used once ten minutes of it are known. A pool of
+which nothing is heard stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Annotated
+
+from pydantic import Field
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram, bucket_quantile
+from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Situation
+from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.window import SIGNAL_HISTOGRAM, Window
+
+NAME = "slo_guardian"
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Pool = tuple[str, str]
+
+
+class SloGuardianParams(Settings):
+    ttft_p99_limit_s: Seconds = 0.8
+    error_limit_ratio: Ratio = 0.005
+    min_requests: Annotated[int, Field(ge=1)] = 20
+    """One failure among fewer would be over any limit."""
+    max_level: Annotated[int, Field(ge=0, le=3)] = 1
+    escalate_after_s: Seconds = 20
+    load_limit: Annotated[float, Field(gt=1)] = 2.1
+    load_after_s: Seconds = 15
+    baseline_s: Seconds = 3_600
+    baseline_least_s: Seconds = 600
+    max_scale: Annotated[float, Field(ge=1)] = 2.0
+    """More than twice as many at once is a decision for a person."""
+    itl_p99_limit_s: Seconds = 0.035
+    shed_memory_ratio: Ratio = 0.85
+    tokens_floor_per_s: Annotated[float, Field(ge=0)] = 1_000
+    scale_memory_ratio: Ratio = 0.70
+    good_period_s: Seconds = 10
+    good_periods: Annotated[int, Field(ge=1)] = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What is remembered of one pool; monotonic seconds."""
+
+    level: int = 0
+    scale: float = 1.0
+    stepped_at: float = float("-inf")
+    """The last step in either direction."""
+    good_since: float | None = None
+    loaded_since: float | None = None
+    usual: float | None = None
+    """Requests in the pool, mean of good times."""
+    usual_s: float = 0.0
+    """How long that mean has been learned."""
+    seen_at: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    guards: Mapping[Pool, Guard] = field(default_factory=lambda: EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One pool now; None is not known. Seconds, ratios, requests, tokens per second."""
+
+    ttft_p99_s: float | None = None
+    itl_p99_s: float | None = None
+    error_ratio: float | None = None
+    requests: float | None = None
+    """Under way or waiting, over the pool."""
+    waiting: float | None = None
+    memory: float | None = None
+    tokens_per_s: float | None = None
+
+
+def decide(
+    situation: Situation, params: SloGuardianParams, mode: Mode, memory: Memory
+) -> tuple[Memory, tuple[DesiredState, ...]]:
+    """A degrade level and a number of replicas for the backends of each pool that is, or was a moment ago, in trouble."""
+    guards: dict[Pool, Guard] = {}
+    desired: list[DesiredState] = []
+    now = situation.snapshot.now
+    for pool, members in _pools(situation.snapshot.backends).items():
+        fresh = [seen for b in members if (seen := situation.fresh(b.name)) is not None]
+        before = memory.guards.get(pool, Guard())
+        if not fresh:
+            guards[pool] = replace(before, good_since=None, loaded_since=None, seen_at=None)
+            continue
+        guard = guards[pool] = step(before, look(fresh, situation, params), now, params)
+        if guard.level or guard.scale > 1.0:
+            heard = {seen.backend: seen for seen in fresh}
+            wanted = [b for b in members if b.name in heard]
+            desired.extend(_wishes(guard, wanted, heard, situation, mode))
+    return Memory(guards), tuple(desired)
+
+
+def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[Backend]]:
+    pools: dict[Pool, list[Backend]] = {}
+    for backend in backends:
+        place = (backend.targets[0].gateway, backend.targets[0].pool) if backend.targets else ("", "")
+        pools.setdefault(place, []).append(backend)
+    return pools
+
+
+def look(fresh: list[BackendObservation], situation: Situation, params: SloGuardianParams) -> Look:
+    """The pool as its users see it: one distribution over all of its backends."""
+    windows = [w for seen in fresh if (w := situation.recent.get(seen.backend)) is not None]
+    finished = [f for w in windows if (f := w.finished) is not None]
+    total, failed = sum(t for t, _ in finished), sum(f for _, f in finished)
+    running, waiting = (_sum(fresh, metric.name) for metric in (catalog.RUNNING, catalog.WAITING))
+    pressures = [p for seen in fresh if (p := seen.value(catalog.VRAM_PRESSURE.name)) is not None]
+    rates = [r for w in windows if (r := w.rate(catalog.GENERATED_TOKENS.name)) is not None]
+    return Look(
+        ttft_p99_s=_p99(windows, "ttft", params.min_requests),
+        itl_p99_s=_p99(windows, "itl", params.min_requests),
+        error_ratio=failed / total if total >= params.min_requests else None,
+        requests=None if running is None else running + (waiting or 0.0),
+        waiting=waiting,
+        memory=sum(pressures) / len(pressures) if pressures else None,
+        tokens_per_s=sum(rates) if rates else None,
+    )
+
+
+def _sum(fresh: list[BackendObservation], name: str) -> float | None:
+    values = [value for seen in fresh if (value := seen.value(name)) is not None]
+    return sum(values) if values else None
+
+
+def _p99(windows: list[Window], signal: str, least: int) -> float | None:
+    """P99 over the backends whose buckets are those of most; None of fewer than ``least`` observations."""
+    by_bounds: dict[tuple[float, ...], list[Histogram]] = {}
+    for window in windows:
+        histogram = window.histogram(SIGNAL_HISTOGRAM[signal])
+        if histogram is not None:
+            by_bounds.setdefault(histogram.bounds, []).append(histogram)
+    if not by_bounds:
+        return None
+    bounds, same = max(by_bounds.items(), key=lambda item: sum(h.count for h in item[1]))
+    merged = Histogram(bounds, tuple(map(sum, zip(*(h.counts for h in same), strict=True))), sum(h.sum for h in same))
+    quantile = bucket_quantile(merged, 0.99) if merged.count >= least else None
+    return None if quantile is None else quantile.value
+
+
+def step(before: Guard, seen: Look, now: float, params: SloGuardianParams) -> Guard:
+    """The guard after this look at the pool."""
+    guard = _loaded(before, seen, now, params)
+    trouble = _trouble(seen, params)
+    want_scale, why_scale = _scale_wanted(guard, seen, now, params)
+    if trouble:
+        guard = replace(guard, good_since=None, why=trouble)
+        due = guard.level == 0 or now - guard.stepped_at >= params.escalate_after_s
+        if due and guard.level < params.max_level:
+            guard = replace(guard, level=guard.level + 1, stepped_at=now)
+    if want_scale > guard.scale:
+        guard = replace(guard, scale=want_scale, stepped_at=now, good_since=None, why=why_scale if not trouble else guard.why)
+    if trouble or want_scale > 1.0:
+        return replace(guard, good_since=None, seen_at=now)
+    return replace(_restored(guard, seen, now, params), seen_at=now)
+
+
+def _trouble(seen: Look, params: SloGuardianParams) -> str:
+    """What breaks the promise now; empty where nothing is known to."""
+    if seen.ttft_p99_s is not None and seen.ttft_p99_s > params.ttft_p99_limit_s:
+        return f"P99 of the first token {seen.ttft_p99_s * 1e3:.0f} ms, limit {params.ttft_p99_limit_s * 1e3:.0f} ms"
+    if seen.error_ratio is not None and seen.error_ratio > params.error_limit_ratio:
+        return f"{seen.error_ratio:.1%} of requests fail, limit {params.error_limit_ratio:.1%}"
+    slow = seen.itl_p99_s is not None and seen.itl_p99_s > params.itl_p99_limit_s
+    if slow and seen.memory is not None and seen.memory > params.shed_memory_ratio:
+        return f"P99 between tokens {(seen.itl_p99_s or 0) * 1e3:.0f} ms with memory pressure {seen.memory:.0%}"
+    return ""
+
+
+def _loaded(guard: Guard, seen: Look, now: float, params: SloGuardianParams) -> Guard:
+    """With the usual load learned in good times, and since when the load is far above it."""
+    if seen.requests is None:
+        return replace(guard, loaded_since=None)
+    known = guard.usual is not None and guard.usual_s >= params.baseline_least_s
+    if known and guard.usual and seen.requests > params.load_limit * guard.usual:
+        return replace(guard, loaded_since=now if guard.loaded_since is None else guard.loaded_since)
+    elapsed = 0.0 if guard.seen_at is None else now - guard.seen_at
+    if guard.usual is None:
+        return replace(guard, usual=seen.requests, loaded_since=None)
+    # A plain mean until an hour is known, then one that forgets.
+    learned_s = min(guard.usual_s, params.baseline_s) + elapsed
+    usual = guard.usual + (seen.requests - guard.usual) * (elapsed / learned_s if learned_s > 0 else 0.0)
+    return replace(guard, usual=usual, usual_s=guard.usual_s + elapsed, loaded_since=None)
+
+
+def _scale_wanted(guard: Guard, seen: Look, now: float, params: SloGuardianParams) -> tuple[float, str]:
+    """How many times its replicas the pool should have, and why."""
+    if guard.loaded_since is not None and guard.usual and seen.requests is not None:
+        if now - guard.loaded_since >= params.load_after_s:
+            times = seen.requests / guard.usual
+            return min(params.max_scale, times), f"{times:.1f} × the usual {guard.usual:.0f} requests"
+        return guard.scale if guard.scale > 1.0 else 1.0, guard.why
+    slow = seen.tokens_per_s is not None and seen.tokens_per_s < params.tokens_floor_per_s
+    roomy = seen.memory is not None and seen.memory < params.scale_memory_ratio
+    if slow and roomy and seen.waiting:
+        words = f"{seen.tokens_per_s:.0f} tokens/s with {seen.waiting:.0f} requests waiting and memory pressure {seen.memory:.0%}"
+        return params.max_scale, words
+    return 1.0, ""
+
+
+def _restored(guard: Guard, seen: Look, now: float, params: SloGuardianParams) -> Guard:
+    """One step back where the last periods were good. A look that says nothing about latency is no good period."""
+    if not guard.level and guard.scale <= 1.0:
+        return replace(guard, good_since=None, why="")
+    if seen.ttft_p99_s is None and seen.error_ratio is None:
+        return replace(guard, good_since=None)
+    since = now if guard.good_since is None else guard.good_since
+    guard = replace(guard, good_since=since)
+    if now - since < params.good_periods * params.good_period_s or now - guard.stepped_at < params.good_period_s:
+        return guard
+    if guard.level:
+        return replace(guard, level=guard.level - 1, stepped_at=now)
+    return replace(guard, scale=1.0, stepped_at=now)
+
+
+def _wishes(
+    guard: Guard, members: list[Backend], heard: Mapping[str, BackendObservation], situation: Situation, mode: Mode
+) -> Iterator[DesiredState]:
+    for backend in members:
+        age_s = heard[backend.name].age_s
+        if guard.level:
+            yield DesiredState(NAME, backend.name, Knob.DEGRADE_LEVEL, float(guard.level), guard.why, mode, ("slo",), age_s)
+        replicas = situation.knob(backend, Knob.REPLICAS)
+        if guard.scale > 1.0 and replicas is not None:
+            wanted = float(ceil(float(replicas.prior) * guard.scale))
+            yield DesiredState(NAME, backend.name, Knob.REPLICAS, wanted, guard.why, mode, ("load",), age_s)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="Shed, scale and restore for a pool's promise.",
+    knobs=(Knob.DEGRADE_LEVEL, Knob.REPLICAS),
+    new_memory=Memory,
+    decide=decide,
+)
