@@ -8,8 +8,8 @@ keeps its prior weight; times the group's hint over the largest hint of the pool
 * speed: tokens per second of one running request, the inverse of the mean time between tokens over the last 60 s. Tokens per
   second of the whole backend would only repeat who gets the most traffic.
 * P99 of the time between tokens over the last 60 s: 10 ms above the 80 ms of the baseline cost 4.9 %.
-* load: 0.4 · memory + 0.35 · KV misses + 0.25 · active requests (as a share of the busiest of the group); what is not known
-  is left out and the others count for it.
+* load: 0.4 · memory + 0.35 · KV misses + 0.25 · active requests (as a share of the busiest of the group); what one of the
+  group does not tell is left out for all of it, so that nobody gains by being silent.
 * hint: ``model_weights``, for example ``llama3-70b-fp16: 30`` and ``phi-3-mini-int4: 10``, for pools of several models.
 
 Corrected every 5 s by at most 0.2 a step. That streamed requests weigh 8 against 2 for batched ones is the tap's queue.
@@ -64,6 +64,18 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class _Speed:
+    """What one backend does now; None is not known. Tokens per second of one running request, seconds, ratios, requests."""
+
+    seen: BackendObservation
+    tokens_per_s: float
+    p99_s: float | None
+    memory: float | None
+    kv_miss: float | None
+    running: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Merit:
     """What one backend earned, before it is compared: ``parts`` are for the reason."""
 
@@ -77,11 +89,10 @@ def latency_penalty(p99_s: float, baseline_s: float) -> float:
     return exp(-PENALTY_PER_STEP * max(0.0, p99_s - baseline_s) / PENALTY_STEP_S)
 
 
-def composite_load(memory: float | None, kv_miss: float | None, active: float | None) -> float | None:
-    """Load in [0, 1] of what is known of memory, KV misses and active requests, each a ratio; None where nothing is."""
-    known = [(share, v) for share, v in ((MEMORY_SHARE, memory), (MISS_SHARE, kv_miss), (ACTIVE_SHARE, active)) if v is not None]
-    total = sum(share for share, _ in known)
-    return sum(share * min(1.0, max(0.0, value)) for share, value in known) / total if known else None
+def composite_load(memory: float | None, kv_miss: float | None, active: float | None) -> float:
+    """Load in [0, 1] from memory, KV misses and active requests, each a ratio; None counts for nothing."""
+    parts = ((MEMORY_SHARE, memory), (MISS_SHARE, kv_miss), (ACTIVE_SHARE, active))
+    return sum(share * min(1.0, max(0.0, value)) for share, value in parts if value is not None)
 
 
 def decide(
@@ -128,14 +139,31 @@ def _hint(model: str, quantization: str, params: TokenRateWeightingParams) -> fl
 
 def _shared_out(group: list[Backend], situation: Situation, params: TokenRateWeightingParams) -> list[tuple[_Merit, float]]:
     """Each with its share of the best one's merit; nobody where fewer than two can be compared."""
-    fresh = {b.name: seen for b in group if (seen := situation.fresh(b.name)) is not None}
-    busiest = max((seen.value(catalog.RUNNING.name) or 0.0 for seen in fresh.values()), default=0.0)
-    merits = [m for seen in fresh.values() if (m := _merit(seen, busiest, situation, params)) is not None]
-    best = max((merit.value for merit in merits), default=0.0)
-    return [(merit, merit.value / best) for merit in merits] if len(merits) > 1 and best > 0 else []
+    fresh = [seen for b in group if (seen := situation.fresh(b.name)) is not None]
+    speeds = [speed for seen in fresh if (speed := _speed(seen, situation, params)) is not None]
+    if len(speeds) < 2:
+        return []
+    busiest = max(s.running or 0.0 for s in speeds)
+    tell_memory, tell_miss, tell_running = (
+        all(getattr(s, part) is not None for s in speeds) for part in ("memory", "kv_miss", "running")
+    )
+    merits = [
+        _merit(
+            s,
+            composite_load(
+                s.memory if tell_memory else None,
+                s.kv_miss if tell_miss else None,
+                (s.running or 0.0) / busiest if tell_running and busiest > 0 else None,
+            ),
+            params,
+        )
+        for s in speeds
+    ]
+    best = max(merit.value for merit in merits)
+    return [(merit, merit.value / best) for merit in merits] if best > 0 else []
 
 
-def _merit(seen: BackendObservation, busiest: float, situation: Situation, params: TokenRateWeightingParams) -> _Merit | None:
+def _speed(seen: BackendObservation, situation: Situation, params: TokenRateWeightingParams) -> _Speed | None:
     """None where its speed is not known, or too few tokens say it."""
     window = situation.windows.get(seen.backend)
     mean_s = window.mean_s(catalog.ITL.name) if window else None
@@ -143,13 +171,21 @@ def _merit(seen: BackendObservation, busiest: float, situation: Situation, param
     if window is None or not mean_s or tokens is None or tokens < params.min_tokens:
         return None
     p99 = situation.p99(seen.backend, "itl")
-    penalty = latency_penalty(p99.value, params.baseline_p99_s) if p99 is not None else 1.0
-    running = seen.value(catalog.RUNNING.name)
-    active = running / busiest if running is not None and busiest > 0 else None
-    load = composite_load(seen.value(catalog.VRAM_PRESSURE.name), window.kv_miss_ratio, active) or 0.0
-    said = f"P99 between tokens {p99.value * 1e3:.0f} ms" if p99 is not None else "P99 between tokens not known"
-    parts = f"{1.0 / mean_s:.1f} tokens/s a running request, {said}, load {load:.0%}"
-    return _Merit(seen, penalty * (1.0 - load) / mean_s, parts)
+    return _Speed(
+        seen,
+        1.0 / mean_s,
+        None if p99 is None else p99.value,
+        seen.value(catalog.VRAM_PRESSURE.name),
+        window.kv_miss_ratio,
+        seen.value(catalog.RUNNING.name),
+    )
+
+
+def _merit(speed: _Speed, load: float, params: TokenRateWeightingParams) -> _Merit:
+    penalty = 1.0 if speed.p99_s is None else latency_penalty(speed.p99_s, params.baseline_p99_s)
+    said = "not known" if speed.p99_s is None else f"{speed.p99_s * 1e3:.0f} ms"
+    parts = f"{speed.tokens_per_s:.1f} tokens/s a running request, P99 between tokens {said}, load {load:.0%}"
+    return _Merit(speed.seen, speed.tokens_per_s * penalty * (1.0 - load), parts)
 
 
 POLICY = Policy(

@@ -1,0 +1,128 @@
+"""The guardian sheds at once, scales when the load stays, and gives back step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailkeeper_watchdog.model import Knob, KnobValue
+from tailkeeper_watchdog.policies import slo_guardian
+from tailkeeper_watchdog.policies.slo_guardian import SloGuardianParams
+from tailkeeper_watchdog.window import Window
+from tests.unit.situations import Run, backend, seen, situation, window
+
+Wants = dict[tuple[str, Knob], KnobValue]
+GOOD = window(10.0, ok=100, ttft={0.2: 100}, itl={0.02: 1_000}, generated_tokens=20_000.0)
+SLOW = window(10.0, ok=100, ttft={0.2: 90, 2.0: 10}, itl={0.02: 1_000}, generated_tokens=20_000.0)
+FAILING = window(10.0, ok=100, errors=1, ttft={0.2: 100})
+
+
+class Pool:
+    """Two backends in one pool and one in another, ticked from second to second."""
+
+    def __init__(self, **params: float) -> None:
+        self.run = Run(slo_guardian.POLICY, SloGuardianParams.model_validate(params))
+        self.now = 1_000.0
+
+    def tick(self, seconds: float, recent: Window | None = GOOD, *, heard: bool = True, **values: float) -> Wants:
+        self.now += seconds
+        said = {"running": 4.0, "waiting": 0.0, "vram_pressure": 0.5} | values
+        observations = [seen(n, age_s=0.0 if heard else 60.0, **said) for n in "ab"] + [seen("z")]
+        fleet = (backend("a"), backend("b"), backend("z", pool="other"))
+        windows = dict.fromkeys("ab", recent) if recent is not None else {}
+        return self.run.tick(
+            situation(*observations, now=self.now, backends=fleet, recent=windows, knobs={("a", Knob.REPLICAS): 3.0})
+        )
+
+    def usual(self, seconds: float = 700.0) -> None:
+        for _ in range(int(seconds / 10)):
+            assert self.tick(10) == {}
+
+
+SHED = {("a", Knob.DEGRADE_LEVEL): 1.0, ("b", Knob.DEGRADE_LEVEL): 1.0}
+
+
+@pytest.mark.parametrize("trouble", [SLOW, FAILING])
+def test_the_first_look_at_a_broken_promise_sheds_in_that_pool_and_in_no_other(trouble: Window) -> None:
+    assert Pool().tick(0.5, trouble) == SHED
+
+
+def test_a_slow_tail_between_tokens_sheds_only_with_full_memory() -> None:
+    slow = window(10.0, ok=100, itl={0.1: 1_000}, generated_tokens=20_000.0)
+    assert Pool().tick(0.5, slow, vram_pressure=0.9) == SHED
+    assert Pool().tick(0.5, slow, vram_pressure=0.8) == {}
+
+
+@pytest.mark.parametrize("quiet", [None, window(10.0, ok=5, ttft={5.0: 5}), window(10.0, ok=5, errors=1)])
+def test_too_few_requests_break_no_promise(quiet: Window | None) -> None:
+    assert Pool().tick(0.5, quiet) == {}
+
+
+def test_shedding_goes_further_only_when_asked_and_only_where_it_lasts() -> None:
+    pool = Pool()
+    assert [pool.tick(10, SLOW)["a", Knob.DEGRADE_LEVEL] for _ in range(6)] == [1.0] * 6
+    pool = Pool(max_level=2)
+    assert [pool.tick(10, SLOW)["a", Knob.DEGRADE_LEVEL] for _ in range(4)] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_three_good_periods_give_back_a_step_each_and_all_within_two_minutes() -> None:
+    pool = Pool(max_level=2)
+    for _ in range(4):
+        pool.tick(10, SLOW)
+    levels = [pool.tick(10).get(("a", Knob.DEGRADE_LEVEL)) for _ in range(6)]
+    assert levels == [2.0, 2.0, 2.0, 1.0, None, None]
+
+
+def test_a_bad_second_begins_the_good_periods_anew() -> None:
+    pool = Pool()
+    pool.tick(10, SLOW)
+    for _ in range(3):
+        pool.tick(10)
+    pool.tick(1, SLOW)
+    assert [bool(pool.tick(10)) for _ in range(4)] == [True, True, True, False]
+
+
+def test_silence_gives_nothing_back_and_sheds_nothing() -> None:
+    pool = Pool()
+    assert pool.tick(10, heard=False) == {}
+    pool.tick(10, SLOW)
+    assert pool.tick(10, heard=False) == {}  # unknown wants nothing: the lease stays as it is
+    pool.tick(60, None)
+    assert pool.tick(10, None) == SHED  # heard, and nothing said about latency: no good period
+
+
+def test_load_far_above_the_usual_scales_after_a_while_and_at_most_doubles() -> None:
+    pool = Pool()
+    pool.usual()
+    assert pool.tick(1, running=9.0) == {}
+    assert pool.tick(14, running=9.0) == {}
+    assert pool.tick(1, running=9.0) == {("a", Knob.REPLICAS): 6.0}
+    assert pool.tick(1, running=40.0) == {("a", Knob.REPLICAS): 6.0}
+
+
+def test_a_load_of_twice_the_usual_is_none_of_its_business() -> None:
+    pool = Pool()
+    pool.usual()
+    assert [pool.tick(5, running=8.0) for _ in range(10)] == [{}] * 10
+
+
+def test_nothing_is_usual_before_ten_minutes_are_known() -> None:
+    pool = Pool()
+    pool.usual(seconds=300.0)
+    assert [pool.tick(5, running=40.0) for _ in range(5)] == [{}] * 5
+
+
+def test_few_tokens_with_room_and_requests_waiting_scale_and_an_idle_pool_does_not() -> None:
+    crawling = window(10.0, ok=100, ttft={0.2: 100}, generated_tokens=1_000.0)
+    assert Pool().tick(1, crawling, waiting=5.0) == {("a", Knob.REPLICAS): 6.0}
+    assert Pool().tick(1, crawling, waiting=0.0) == {}
+    assert Pool().tick(1, crawling, waiting=5.0, vram_pressure=0.75) == {}
+
+
+def test_replicas_are_given_back_after_good_periods() -> None:
+    pool = Pool()
+    pool.usual()
+    for _ in range(4):
+        pool.tick(10, running=9.0)
+    wants = [pool.tick(10, running=4.0) for _ in range(5)]
+    assert wants[0] == {("a", Knob.REPLICAS): 6.0}
+    assert wants[-1] == {}
