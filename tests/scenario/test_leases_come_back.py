@@ -199,7 +199,7 @@ async def watch_return(world: World, seconds: float) -> list[float]:
 
 
 async def test_the_longer_wait_of_a_repeater_is_not_cut_short_by_its_lease(db: Path) -> None:
-    world = World(db, guards=GuardsSettings(cooldown_s=5, return_ramp_s=6, lease_s=20))
+    world = World(db, guards=GuardsSettings(cooldown_s=5, return_ramp_s=6, lease_s=20, quarantine_after=6))
     for _ in range(4):
         world.ledger.count_attempt("b", world.clock.wall())  # 5 s · 2⁴ = 80 s
     world.sick["b"].state = State.HUNG

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,11 @@ class Ledger:
     def attempts(self, now: float) -> dict[str, int]:
         rows = self._run("SELECT backend, count FROM attempts WHERE last > ?", (now - ATTEMPT_MEMORY_S,)).fetchall()
         return {str(name): int(count) for name, count in rows}
+
+    def forget_attempts(self, backends: Iterable[str]) -> None:
+        """A person has looked at these: they count from one again."""
+        for name in backends:
+            self._run("DELETE FROM attempts WHERE backend = ?", (name,))
 
     # Small facts that must survive a restart: paused, holds
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 import structlog
 
-from tailkeeper_watchdog import core
+from tailkeeper_watchdog import core, quarantine
 from tailkeeper_watchdog.actuators.contract import Support
 from tailkeeper_watchdog.advice import advised
 from tailkeeper_watchdog.collect.base import Collected, Source
@@ -44,6 +44,7 @@ from tailkeeper_watchdog.model import (
     Verdict,
 )
 from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, plan
+from tailkeeper_watchdog.quarantine import quarantined
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
@@ -176,9 +177,10 @@ class Loop:
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms(snapshot.time_unix_s))
         memory, desired = core.decide_all(situation, memory, rules)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
-        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired))
+        kept_out = quarantined((lease for lease in leases if self.fleet.owns(lease)), given.attempts, parts.guards)
+        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired), *quarantine.symptoms(kept_out))
         memory = core.keep_book(memory, told, situation)
-        memory, changes = self._plan(situation, memory, verdicts, leases, given)
+        memory, changes = self._plan(situation, memory, verdicts, leases, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
         executed = await self._act(changes, given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
@@ -310,6 +312,7 @@ class Loop:
         verdicts: tuple[Verdict, ...],
         leases: tuple[Lease, ...],
         inputs: TickInputs,
+        kept_out: Mapping[str, int],
     ) -> tuple[Memory, tuple[Change, ...]]:
         held = frozenset(inputs.holds)
         given = PlanInput(
@@ -321,6 +324,7 @@ class Loop:
             servers=self.report.servers,
             attempts=inputs.attempts,
             held=held,
+            kept_out=kept_out,
         )
         returning, changes = plan(given, memory.returning)
         changes = (*changes, *self._leftovers(situation.snapshot, leases, held))
@@ -432,4 +436,5 @@ class Loop:
             leases = tuple(x for x in self.parts.ledger.leases() if backend is None or x.backend == backend)
             names = {lease.backend for lease in leases} | ({backend} if backend else set())
             self._released_at.update(dict.fromkeys(names & self.fleet.names, self.parts.monotonic()))
+            self.parts.ledger.forget_attempts(names)
             return await self.parts.reconciler.release(leases, self._tick, why, ACT_DEADLINE_S)

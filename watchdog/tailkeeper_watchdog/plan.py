@@ -27,6 +27,7 @@ from tailkeeper_watchdog.model import (
     Situation,
     Target,
 )
+from tailkeeper_watchdog.quarantine import WHY
 from tailkeeper_watchdog.settings import GuardsSettings
 
 WEIGHT_DEADBAND = 0.05
@@ -93,6 +94,8 @@ class PlanInput:
     attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     held: frozenset[str] = frozenset()
     """Backends on which an operator's hold lies: nothing is done to them, and their leases do not run out."""
+    kept_out: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    """Backends in quarantine, with how often they were taken out."""
 
     @property
     def snapshot(self) -> FleetSnapshot:
@@ -265,6 +268,9 @@ def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: Plan
         return [change(ChangeKind.FORGET, f"someone else set it to {actual}: it is theirs now")]
     if given.snapshot.time_unix_s >= lease.expires_unix_s:
         return [change(ChangeKind.EXPIRE, "the lease ran out and nothing asked for it any more")]
+    if lease.backend in given.kept_out:
+        words = WHY.format(attempts=given.kept_out[lease.backend])
+        return [change(ChangeKind.RENEW, words)] if _due(lease, given) else []
     steps = _return_steps(lease, leases, given, memory, change)
     if not steps and _due(lease, given) and _known_to_wait(lease, given, memory):
         return [change(ChangeKind.RENEW, "waiting for its return")]

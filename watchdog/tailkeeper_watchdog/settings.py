@@ -263,6 +263,8 @@ class GuardsSettings(Settings):
     panic_fraction: Ratio = 0.5
     cooldown_s: Annotated[float, Field(ge=0, le=86_400)] = 30
     return_ramp_s: Annotated[float, Field(ge=0, le=86_400)] = 30
+    quarantine_after: Annotated[int, Field(ge=2, le=1_000)] = 5
+    """Removals within an hour after which a backend stays out: the waits before a return have grown to minutes by then."""
     lease_s: Annotated[float, Field(ge=5, le=86_400)] = 300
     """Long enough for a restart of the watchdog, short enough that a forgotten change does not last the night."""
     pause_file: Path | None = None

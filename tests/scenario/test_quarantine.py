@@ -1,0 +1,73 @@
+"""A backend that falls ill again and again stays out until a person has looked, across restarts, and the person is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Severity
+from tailkeeper_watchdog.settings import GuardsSettings
+from tests.scenario.world import World
+
+GUARDS = GuardsSettings(cooldown_s=1, return_ramp_s=2, lease_s=20, quarantine_after=3)
+
+
+@pytest.fixture
+async def flapping(tmp_path: Path) -> World:
+    """A world in which "b" was hung three times."""
+    world = World(tmp_path / "ledger.db", guards=GUARDS)
+    await world.run(10)
+    for _ in range(3):
+        world.sick["b"].state = State.HUNG
+        await world.run(5)
+        world.sick["b"].state = State.SERVING
+        await world.run(15)
+    return world
+
+
+def pages(world: World) -> list[str]:
+    return [f.summary for f in world.loop.findings() if f.kind is FindingKind.ADVICE and f.severity is Severity.PAGE]
+
+
+async def test_after_the_third_removal_it_stays_out_though_it_serves_and_a_person_is_called(flapping: World) -> None:
+    await flapping.run(120)
+
+    assert flapping.admission("b") == DRAIN
+    assert pages(flapping) == ["b is quarantined: taken out 3 times within an hour; look at it, then release it"]
+
+
+async def test_a_restart_forgets_no_quarantine(flapping: World) -> None:
+    flapping.start()
+    await flapping.run(60)
+
+    assert flapping.admission("b") == DRAIN
+    assert pages(flapping)
+
+
+async def test_a_dead_watchdogs_quarantine_is_a_lease_like_any_other(flapping: World) -> None:
+    (lease,) = [lease for lease in flapping.ledger.leases() if lease.backend == "b" and lease.written == DRAIN]
+    assert lease.expires_unix_s <= flapping.clock.wall() + GUARDS.lease_s
+
+
+async def test_who_releases_it_by_hand_ends_the_quarantine_and_its_attempts_count_from_one(flapping: World) -> None:
+    await flapping.loop.release("looked at", "b")
+    await flapping.run(40)
+
+    assert flapping.admission("b") == SERVE
+    assert pages(flapping) == []
+    flapping.sick["b"].state = State.HUNG
+    await flapping.run(5)
+    flapping.sick["b"].state = State.SERVING
+    await flapping.run(15)
+    assert flapping.admission("b") == SERVE
+
+
+async def test_others_are_not_in_it(flapping: World) -> None:
+    flapping.sick["c"].state = State.DOWN
+    await flapping.run(5)
+    flapping.sick["c"].state = State.SERVING
+    await flapping.run(15)
+
+    assert flapping.admission("c") == SERVE
