@@ -15,6 +15,7 @@ import numpy as np
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.attribution import attend
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
+from tailkeeper_watchdog.detectors.base import is_latency
 from tailkeeper_watchdog.findings import Book, close_gone, update
 from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.forgetting import forget as forget_backends
@@ -163,7 +164,7 @@ def _fill(
         if record.outcome != "ok":
             continue
         for signal, value in (("ttft", record.ttft_s), ("itl", record.itl_s), ("e2e", record.e2e_s)):
-            if value is not None:
+            if value is not None and is_latency(value):
                 batches.setdefault((record.backend, signal), []).append(value)
     if not batches:
         return rings

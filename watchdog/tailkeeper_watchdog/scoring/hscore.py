@@ -92,7 +92,7 @@ def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[st
         ratio = failed / requests
         known["error_rate"] = (error_goodness(ratio), ratio, "ratio", min(1.0, requests / ENOUGH_FOR_ERRORS))
     cpu = seen.value(catalog.CPU_USAGE.name)
-    if cpu is not None:
+    if cpu is not None and cpu >= 0:
         known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio", 1.0)
     if window is not None and window.uptime_ratio is not None:
         known["uptime"] = (window.uptime_ratio, window.uptime_ratio, "ratio", 1.0)
