@@ -145,7 +145,10 @@ def _private(path: str, flags: int) -> int:
 
 
 def read(path: Path) -> Iterator[RunStart | RecordedTick]:
-    """All that was recorded under ``path``, oldest first. Raises OSError where the file itself cannot be read."""
+    """All that was recorded under ``path``, oldest first.
+
+    Raises OSError where the file itself cannot be read, and NewerRecordsError.
+    """
     decoder = Decoder()
     if previous(path).exists():
         yield from _steps(previous(path), decoder)
