@@ -209,6 +209,26 @@ async def test_one_backend_that_the_server_does_not_answer_for_does_not_cost_the
     assert any("1 of 2 backends" in line for line in report["unknown"])
 
 
+@pytest.mark.parametrize("stretches", [1, 2])
+async def test_one_stretch_without_any_answer_does_not_cost_the_rest(prometheus: MemoryPrometheus, stretches: int) -> None:
+    prometheus.engines(Vllm("a:8000"), seconds=4_500)
+    reads = 0
+
+    def broken(query: str) -> Answer | None:
+        nonlocal reads
+        reads += 'instance="a:8000"' in query
+        return (500, "") if 1 < reads <= 1 + stretches else None
+
+    prometheus.broken = broken
+    if stretches > 1:
+        with pytest.raises(NothingToReplayError, match="http_500"):
+            await replay(4_500)
+        return
+    report = await replay(4_500)
+    assert any("1 of 1 backends" in line for line in report["unknown"])
+    assert report["backends"][0]["seen_s"] > 3_000
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

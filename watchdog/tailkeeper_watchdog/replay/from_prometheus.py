@@ -79,6 +79,8 @@ class _Replay:
     def __init__(self, asked: Range, decider: Decider | None, say: Say, history: History) -> None:
         self._asked, self._decider, self._say, self._history = asked, decider, say, history
         self._notes: list[str] = []
+        self._answered = False
+        """Whether the server has answered for any backend in the stretch of time before this one."""
 
     async def report(self) -> dict[str, Any]:
         watched = await self._who()
@@ -164,7 +166,8 @@ class _Replay:
         for error in failed:
             if not isinstance(error, AskError):
                 raise error
-        if len(failed) == len(answers):
+        before, self._answered = self._answered, len(failed) < len(answers)
+        if not self._answered and not before:  # from the first, or twice in a row: it will not answer for the rest either
             raise failed[0]
         if failed:
             self._notes.append(f"{len(failed)} of {len(answers)} backends from {start:.0f} to {end:.0f}: {failed[0]}")
