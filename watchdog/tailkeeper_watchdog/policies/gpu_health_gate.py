@@ -3,7 +3,7 @@
 * ``hung`` or ``down`` (the exporter's word, itself two independent signals): drain at the next tick.
 * Memory pressure above 92 %: weight 50 %, and drain where preemptions or a broken latency SLO say the same.
 * Mean step time (or its proxy, mean inter-token latency) above 80 ms: weight 50 %.
-* Three GPU samples missed in a row: drain, if a second signal agrees; blind is not dead.
+* Three GPU samples missed in a row: drain, if a second signal agrees; a state that is unknown is none.
 * Derating: weight × (1 − Σ penalties of breached dimensions), never below 10 %.
 * Breaker: 5 failures in a row, or most requests failing while the peers' do not, opens it; after 30 s a trial at the
   floor weight; closed again below 5 % errors.
@@ -24,6 +24,7 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -214,6 +215,10 @@ def _pressure(seen: BackendObservation, recent: Window | None, slo_ttft_s: float
     ]
 
 
+_BLIND = (State.UNKNOWN, State.MISCONFIGURED)
+"""States that say that we do not know: whoever lost sight of page and GPU together has no second signal, only less sight."""
+
+
 def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealthGateParams) -> list[_Want]:
     ages = {gpu.uuid: gpu.sample_age_s.value for gpu in seen.gpus}
     lost = [uuid for uuid, age in ages.items() if age is not None and age > params.gpu_missed_after_s]
@@ -223,7 +228,7 @@ def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealth
     errors = recent.error_ratio if recent else None
     if errors is not None and errors > params.breaker_close_error_ratio:
         signals.append("errors")
-    if not seen.state.takes_work:
+    if not (seen.state.takes_work or seen.state in _BLIND):
         signals.append("not_serving")
     reason = f"no sample of GPU {', '.join(lost)} for more than {params.gpu_missed_after_s:g} s"
     return [_Want(Knob.ADMISSION, DRAIN, reason, tuple(signals))]
