@@ -55,28 +55,29 @@ def score(
     if seen is None:
         return HealthScore(name, None, (), FACTORS)
     known = _known(seen, window, slo)
-    # Lists, and not generators: this is done for every backend at every tick.
+    # One pass, and no generators: this is done for every backend at every tick.
     total = sum([weights[f] for f in known])
-    factors = (
-        tuple([Factor(factor, found[0], weights[factor] / total, found[1], found[2]) for factor, found in known.items()])
-        if total > 0
-        else ()
-    )
+    factors: tuple[Factor, ...] = ()
+    hscore = sure = 0.0
+    if total > 0:
+        made = []
+        for factor, (goodness, value, unit, known_share) in known.items():
+            weight = weights[factor]
+            made.append(Factor(factor, goodness, weight / total, value, unit))
+            hscore += weight / total * goodness
+            sure += weight * known_share
+        factors = tuple(made)
     unknown = () if len(known) == len(FACTORS) else tuple([f for f in FACTORS if f not in known])
     if seen.state.is_dead:
         return HealthScore(name, 0.0, factors, unknown, veto=seen.state, confidence=1.0)
     if not factors:
         return HealthScore(name, None, (), unknown)
-    hscore = min(1.0, max(0.0, sum([f.weight * f.goodness for f in factors])))
-    return HealthScore(name, hscore, factors, unknown, confidence=_confidence(known, weights))
+    confidence = min(1.0, sure / sum(weights.values()))
+    return HealthScore(name, min(1.0, max(0.0, hscore)), factors, unknown, confidence=confidence)
 
 
 _Known = tuple[float, float, str, float]
 """Goodness, value and unit of a factor, and in [0, 1] how much of what it takes to know it is there."""
-
-
-def _confidence(known: Mapping[str, _Known], weights: Mapping[str, float]) -> float:
-    return min(1.0, sum([weights[name] * factor[3] for name, factor in known.items()]) / sum(weights.values()))
 
 
 def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
