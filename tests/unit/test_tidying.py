@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tailkeeper_watchdog.app import ALL_EVERY_TICKS, MIDDLE_EVERY_TICKS, YOUNG_OBJECTS, Tidying, few_collections
+from tailkeeper_watchdog.app import ALL_EVERY_TICKS, MIDDLE_EVERY_TICKS, WORTH_A_WALK, YOUNG_OBJECTS, Tidying, few_collections
 from tests.scenario.world import World
 
 
@@ -32,11 +32,20 @@ def test_by_itself_it_comes_only_after_more_objects_than_many_ticks_make() -> No
 def test_after_each_tick_it_takes_what_is_young_at_times_what_is_older_and_seldom_all(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda generation=2: taken.append(generation))
+    monkeypatch.setattr(gc, "get_count", lambda: (WORTH_A_WALK, 0, 0))
     tidy = Tidying()
     for _ in range(ALL_EVERY_TICKS):
         tidy()
     assert (taken[0], taken[MIDDLE_EVERY_TICKS - 1], taken[-1]) == (0, 1, 2)
     assert (taken.count(2), taken.count(1)) == (1, ALL_EVERY_TICKS // MIDDLE_EVERY_TICKS - 1)
+
+
+def test_a_small_fleet_is_walked_when_it_has_made_enough_and_not_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda generation=2: taken.append(generation))
+    monkeypatch.setattr(gc, "get_count", lambda: (WORTH_A_WALK - 1, 0, 0))
+    Tidying()()
+    assert taken == []
 
 
 async def test_it_comes_after_a_tick_and_before_the_next(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[
 
 YOUNG_OBJECTS = 5_000_000
 """So many new ones make Python collect within a tick after all: some fifteen ticks of 10,000 backends."""
+WORTH_A_WALK = 200_000
+"""New objects since the last collection: with fewer, a walk over them costs more than it brings."""
 MIDDLE_EVERY_TICKS, ALL_EVERY_TICKS = 20, 2_000
 
 
@@ -141,6 +143,8 @@ class Tidying:
         self._ticks = 0
 
     def __call__(self) -> None:
+        if gc.get_count()[0] < WORTH_A_WALK:
+            return
         self._ticks += 1
         if self._ticks % ALL_EVERY_TICKS == 0:
             gc.collect()

@@ -80,15 +80,25 @@ _Known = tuple[float, float, str, float]
 """Goodness, value and unit of a factor, and in [0, 1] how much of what it takes to know it is there."""
 
 
-def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
-    """Each factor with evidence. Failed requests have no latency, so they improve nothing."""
-    known: dict[str, _Known] = {}
-    p95 = window.quantile("ttft", 0.95) if window else None
+def _latency(window: Window, requests: float, failed: float, slo: Slo) -> _Known | None:
+    """P95 of what succeeded. Where requests failed and none succeeded it is not unknown but as bad as can be: failing altogether
+    must not be better than being slow. Its value is then the time in which no first token came."""
+    p95 = window.quantile("ttft", 0.95)
+    if p95 is None and requests > 0 and failed >= requests:
+        return 0.0, window.seconds, "s", min(1.0, requests / ENOUGH_FOR_LATENCY)
     # A saturated P95 is at least its value: below the SLO that says neither good nor bad.
-    if p95 is not None and not (p95.saturated and p95.value <= slo.ttft_p99_s):
-        sure = min(1.0, p95.samples / ENOUGH_FOR_LATENCY)
-        known["latency"] = (latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s", sure)
+    if p95 is None or (p95.saturated and p95.value <= slo.ttft_p99_s):
+        return None
+    return latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s", min(1.0, p95.samples / ENOUGH_FOR_LATENCY)
+
+
+def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
+    """Each factor with evidence."""
+    known: dict[str, _Known] = {}
     requests, failed = (window.finished if window else None) or (0.0, 0.0)
+    latency = _latency(window, requests, failed, slo) if window else None
+    if latency is not None:
+        known["latency"] = latency
     if requests > 0:
         ratio = failed / requests
         known["error_rate"] = (error_goodness(ratio), ratio, "ratio", min(1.0, requests / ENOUGH_FOR_ERRORS))
