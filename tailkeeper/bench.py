@@ -7,31 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
-from math import inf
 from pathlib import Path
 from typing import Any
 
-from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram, Reading, present
-from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.actuators.contract import Actuator, ServerState, Support
-from tailkeeper_watchdog.app import few_collections
-from tailkeeper_watchdog.collect.base import Collected, Source
-from tailkeeper_watchdog.core import PolicySetting, Rules
+from tailkeeper.bench_fleet import MODEL, MemoryGateway, SyntheticSource, drift_baseline
+from tailkeeper_watchdog.actuators.contract import Actuator
+from tailkeeper_watchdog.api.page import TickDurations
+from tailkeeper_watchdog.app import Tidying, few_collections
+from tailkeeper_watchdog.baseline_set import BaselineSet, Form
+from tailkeeper_watchdog.collect.base import Source
+from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.detectors import block_e
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
+from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
+from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
+from tailkeeper_watchdog.records.file import Recorder
+from tailkeeper_watchdog.records.in_force import written_down
 from tailkeeper_watchdog.settings import GuardsSettings, Weights
 from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
@@ -39,10 +42,35 @@ from tailkeeper_watchdog.weighing import Weighing
 
 POOL_SIZE = 20
 """Backends of one pool in the synthetic fleet: one model on one gateway, as fleets are cut in practice."""
-SICK_SHARE = 0.01
-"""Hung throughout; beside them one more backend falls ill and one recovers at every tick."""
-WARM_UP_TICKS = 15
-"""Ticks before the clock runs: until histories are full, so that a tick costs what it always costs."""
+TICK_S = 5.0
+WARM_UP_S = (*[30.0] * 12, *[TICK_S] * 15)
+"""Time between the ticks before the clock runs: six minutes in a hurry, until every detector has something to compare with,
+and one at the pace of the ticks, until histories are full. From then on a tick costs what it always costs."""
+
+STALE_AFTER_S = 3.0
+RECORDS_BYTES = 64 * 1024 * 1024
+"""The default of ``watchdog.records.max_bytes``."""
+CONSOLE = "http://127.0.0.1:1"
+"""Nobody listens there, and nothing is sent: the sender is not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+REAL_CLOCKS = Clocks()
+
+
+@dataclass(slots=True)
+class Passed:
+    """Time that is said to have passed between two ticks, so that windows fill and leases run as they do in life."""
+
+    seconds: float = 0.0
+
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: time.monotonic() + self.seconds, lambda: time.time() + self.seconds)
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
@@ -55,108 +83,68 @@ def rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class SyntheticSource:
-    """Observations of a fleet that serves, of which a few are hung; every counter and histogram moves at each tick."""
-
-    def __init__(self, names: tuple[str, ...], seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311  synthetic load, not a secret
-        self._names = names
-        self._sick = frozenset(self._random.sample(names, int(SICK_SHARE * len(names))))
-        self._passing = names[0]
-        self._bounds = tuple(sorted((*catalog.LATENCY_BUCKETS, inf)))
-        means = {catalog.TTFT: 0.2, catalog.ITL: 0.02, catalog.LATENCY: 4.0}
-        # Evenly spread about their mean, and so within the default SLO: nearly all of a fleet is well.
-        self._shapes = [(m.name, mean_s, [min(1.0, b / (2 * mean_s)) for b in self._bounds]) for m, mean_s in means.items()]
-        self._ticks = 0
-        self._next = Collected()
-
-    def prepare(self, now: float) -> None:
-        """Make the next round: making up a fleet is not part of a tick."""
-        self._ticks += 1
-        self._passing = self._random.choice(self._names)
-        self._next = Collected({name: self._one(name, now) for name in self._names})
-
-    async def collect(self, now: float, deadline_s: float) -> Collected:
-        return self._next
-
-    def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
-        self._names = backends
-
-    def _one(self, name: str, now: float) -> BackendObservation:
-        sick = name in self._sick or name == self._passing
-        done = 10.0 * self._ticks
-        values = {
-            f"{catalog.REQUESTS.name}{{ok}}": done,
-            f"{catalog.REQUESTS.name}{{error}}": 0.0,
-            catalog.GENERATED_TOKENS.name: 200 * done,
-            catalog.PREEMPTIONS.name: 0.0,
-            catalog.KV_QUERIES.name: 100 * done,
-            catalog.KV_HITS.name: 90 * done,
-            catalog.RUNNING.name: 8.0,
-            catalog.WAITING.name: 1.0,
-            catalog.KV_USAGE.name: 0.5,
-            catalog.VRAM_PRESSURE.name: 0.5,
-            catalog.CPU_USAGE.name: 0.3,
-        }
-        readings: dict[str, Reading[float]] = {key: present(value, now) for key, value in values.items()}
-        histograms = {
-            name: Histogram(self._bounds, tuple(done * s for s in shape), mean_s * done) for name, mean_s, shape in self._shapes
-        }
-        return BackendObservation(name, State.HUNG if sick else State.SERVING, 0.0, None, readings, histograms)
-
-    async def close(self) -> None:
-        return None
-
-
-class MemoryGateway:
-    """A gateway in memory, so that the tick is timed and not the network."""
-
-    name = "edge"
-    kind = "memory"
-
-    def __init__(self) -> None:
-        self._values: dict[str, dict[Knob, KnobValue]] = {}
-
-    def supports(self, knob: Knob) -> Support:
-        return Support(knob in (Knob.WEIGHT, Knob.ADMISSION), "")
-
-    async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
-        for server in servers:
-            self._values.setdefault(server, {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE})
-        return {server: ServerState(self._values[server]) for server in servers}
-
-    async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
-        self._values[server] = {**self._values[server], **values}
-
-    async def close(self) -> None:
-        return None
-
-
 def build_loop(
-    backends: tuple[Backend, ...], source: Source, actuators: Mapping[str, Actuator], ledger: Ledger, tick_s: float
+    backends: tuple[Backend, ...],
+    source: Source,
+    actuators: Mapping[str, Actuator],
+    ledger: Ledger,
+    tick_s: float,
+    clocks: Clocks = REAL_CLOCKS,
+    drift: BaselineSet | None = None,
+    on_tick: Callable[[TickRecord], None] | None = None,
 ) -> Loop:
-    """A loop as ``tailkeeper watchdog`` builds it, with the gate enforced and short times, and all that hears of its ticks."""
-    log = DecisionLog(ledger, time.time)
-    slo = Slo()
-    insights = Insights(tiers_of((), slo), slo.objective)
-    guards = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=60)
+    """A loop as ``tailkeeper watchdog`` builds it, with the gate enforced and short times; insights hear of its ticks."""
+    log = DecisionLog(ledger, clocks.wall)
+    guards, slo = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=60), Slo()
     return Loop(
         Parts(
             fleet=lambda: backends,
             source=source,
-            reconciler=Reconciler(actuators, ledger, log, guards.lease_s, time.time),
+            reconciler=Reconciler(actuators, ledger, log, guards.lease_s, clocks.wall),
             ledger=ledger,
             decisions=log,
-            switches=Switches(ledger, None, time.time),
+            switches=Switches(ledger, None, clocks.wall),
             rules=Rules(
-                slo, Weights().model_dump(), {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())}, 3.0
+                slo,
+                Weights().model_dump(),
+                {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())},
+                STALE_AFTER_S,
             ),
-            weighing=Weighing(ledger, Weights().model_dump(), time.time),
+            weighing=Weighing(ledger, Weights().model_dump(), clocks.wall),
             guards=guards,
             tick_s=tick_s,
+            monotonic=clocks.monotonic,
+            wall=clocks.wall,
+            memory=Memory(detectors={block_e.DETECTOR.name: block_e.Memory(given=drift or BaselineSet())}),
         ),
-        insights.note,
+        on_tick or Insights(tiers_of((), slo), slo.objective).note,
     )
+
+
+class Listeners:
+    """All that hears of a tick in a watchdog: the histogram of its duration, the records, the notifications, the insights."""
+
+    def __init__(self, loop: Loop, folder: Path) -> None:
+        self._loop = loop
+        self._durations = TickDurations()
+        parts, slo = loop.parts, loop.parts.rules.slo
+        configuration = written_down(parts.rules, parts.guards, parts.tick_s)
+        self.recorder = Recorder(folder / "ledger.records", RECORDS_BYTES, configuration, "bench")
+        self._notifier = Notifier(CONSOLE)
+        self._insights = Insights(tiers_of((), slo), slo.objective)
+
+    def note(self, record: TickRecord) -> None:
+        loop, book = self._loop, self._loop.memory.book
+        self._durations.observe(record.duration_s)
+        self.recorder.offer(record, loop.inputs)
+        findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
+        alerts = alerts_for(findings, record.situation.scores, loop.fleet.backends, record.desired, CONSOLE)
+        self._notifier.offer(alerts, loop.fleet.names)
+        self._insights.note(record)
+
+    async def close(self) -> None:
+        await self._notifier.close()
+        self.recorder.close()
 
 
 def tick_bench(backends: int, ticks: int, seed: int) -> dict[str, Any]:
@@ -167,33 +155,47 @@ def tick_bench(backends: int, ticks: int, seed: int) -> dict[str, Any]:
 
 async def _tick_bench(count: int, ticks: int, seed: int) -> dict[str, Any]:
     names = tuple(f"backend-{i:05d}" for i in range(count))
-    fleet = tuple(Backend(n, "m", (Target("edge", n, f"pool-{i // POOL_SIZE}"),)) for i, n in enumerate(names))
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder) / "ledger.db")
-        source = SyntheticSource(names, seed)
-        loop = build_loop(fleet, source, {"edge": MemoryGateway()}, ledger, 5.0)
-        shift = 0.0
-        loop.parts = _with_clock(loop.parts, lambda: time.monotonic() + shift)
-        seconds: list[float] = []
-        for number in range(WARM_UP_TICKS + ticks):
-            shift += 5.0  # five seconds pass between ticks, so that windows fill as they do in life
-            source.prepare(loop.parts.monotonic())
+    fleet = tuple(Backend(n, MODEL, (Target("edge", n, f"pool-{i // POOL_SIZE}"),)) for i, n in enumerate(names))
+    source, passed = SyntheticSource(names, seed, STALE_AFTER_S), Passed()
+    drift = BaselineSet(models={(MODEL, Form.BUCKETS): drift_baseline(seed)})
+    seconds: list[float] = []
+    recording: list[float] = []
+    tidying: list[float] = []
+    tidy = Tidying()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ledger = Ledger(folder / "ledger.db")
+        gateways = {"edge": MemoryGateway()}
+        loop = build_loop(fleet, source, gateways, ledger, TICK_S, passed.clocks(), drift, lambda record: listeners.note(record))
+        listeners = Listeners(loop, folder)
+        for elapsed_s in (*WARM_UP_S, *[TICK_S] * ticks):
+            passed.seconds += elapsed_s
+            source.prepare(loop.parts.monotonic, loop.parts.wall(), elapsed_s)
+            seconds.append(await _timed_tick(loop))
             started = time.perf_counter()
-            record = await loop.tick()
-            elapsed = time.perf_counter() - started
-            if record.error is not None:
-                raise RuntimeError(record.error)
-            if number >= WARM_UP_TICKS:
-                seconds.append(elapsed)
+            tidy()
+            tidying.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            listeners.recorder.settle()  # in life it has until the next tick, and a core of its own
+            recording.append(time.perf_counter() - started)
+        lost = listeners.recorder.lost
+        await listeners.close()
         ledger.close()
+    if lost:
+        raise RuntimeError(f"{lost} ticks were not recorded: what was timed is less than a tick")
     gc.collect()
-    return {"backends": count, "ticks": ticks, "tick_seconds": summary(seconds), "rss_bytes": rss_bytes()}
+    parts = {"tick_seconds": seconds, "tidying_seconds": tidying, "recording_seconds": recording}
+    measured = {name: summary(of_part[-ticks:]) for name, of_part in parts.items()}
+    return {"backends": count, "ticks": ticks, **measured, "rss_bytes": rss_bytes()}
 
 
-def _with_clock(parts: Parts, monotonic: Any) -> Parts:
-    from dataclasses import replace
-
-    return replace(parts, monotonic=monotonic)
+async def _timed_tick(loop: Loop) -> float:
+    started = time.perf_counter()
+    record = await loop.tick()
+    elapsed_s = time.perf_counter() - started
+    if record.error is not None:
+        raise RuntimeError(record.error)
+    return elapsed_s
 
 
 def exporter_bench(seconds: float) -> dict[str, Any]:

@@ -19,10 +19,12 @@ import numpy as np
 from tailkeeper.driftlab.detectors import KS_PEER, OURS, RIVER_PEERS, SLOW_PEERS, Case, Run, has_river, prepare, timed
 from tailkeeper.driftlab.request_csv import read_requests
 from tailkeeper.driftlab.streams import DRIFTS, KINDS, Kind, stream, with_drift
-from tailkeeper_watchdog.drift import DESIGNS
-from tailkeeper_watchdog.drift.rows import has_latency
+from tailkeeper_watchdog.drift import DESIGNS, Rows
+from tailkeeper_watchdog.drift.rows import AT, LATENCY, has_latency
 
 BASELINE_ROWS = 20_000
+OUT_OF_ORDER_S = 60.0
+"""Six blocks: `block_e` takes a clock that falls back further for one that was set back."""
 NO_RIVER = "river is not installed: adwin, page_hinkley and kswin are left out"
 
 
@@ -64,8 +66,15 @@ def input_bench(path: Path, baseline_rows: int) -> dict[str, Any]:
         "unusable_rows": len(rows) - len(case.rows),
         "fit_ratio": fitted.fit_ratio,
         "why_raw": fitted.why_raw,
-        "notes": [] if has_river() else [NO_RIVER],
+        "notes": [*([] if has_river() else [NO_RIVER]), *_out_of_order(rows)],
     }
+
+
+def _out_of_order(rows: Rows) -> list[str]:
+    """What is to be said of a file that is not in the order of time; requests written as they end are near enough."""
+    starts_s = rows.table[:, AT] - rows.table[:, LATENCY]
+    back = int(np.count_nonzero(np.fmax.accumulate(starts_s) - starts_s > OUT_OF_ORDER_S))
+    return [f"{back} rows begin over a minute before one above them: sort by start_s, or the alarms mean little"] if back else []
 
 
 @dataclass(slots=True)

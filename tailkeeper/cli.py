@@ -280,11 +280,16 @@ def replay(
     typer.echo(json.dumps(report, indent=2) if as_json else text(report))
 
 
+DEMO_FAULTS = "hang, slow, oom, errors, restart, flap, throttle, blind"
+DEMO_MIXES = "online, rlhf (rollouts beside users), sft (evaluations beside users)"
+"""Said here, because the demo is an optional part and may not be installed."""
+
+
 @app.command()
 def demo(
     duration: Annotated[float | None, typer.Option(min=30, max=86_400, help="Seconds; default: until Ctrl-C.")] = None,
-    fault: Annotated[str, typer.Option(help="The fault to inject.")] = "hang",
-    mix: Annotated[str, typer.Option(help="Kind of load.")] = "online",
+    fault: Annotated[str, typer.Option(help=f"The fault to inject: {DEMO_FAULTS}.")] = "hang",
+    mix: Annotated[str, typer.Option(help=f"Kind of load: {DEMO_MIXES}.")] = "online",
     port: Annotated[int, typer.Option(min=1024, max=65_535, help="Where the console listens.")] = 8088,
     no_color: Annotated[bool, typer.Option("--no-color")] = False,
 ) -> None:

@@ -59,6 +59,8 @@ def wanted(records: Path | None, url: str | None, start: str | None, end: str | 
             raise UsageError(f"{option}: {error}") from error
     if not times["--start"] < times["--end"]:
         raise UsageError(f"--start must be before --end (given: {start!r} and {end!r})")
+    if times["--start"] >= now_unix_s:
+        raise UsageError(f"--start must be in the past (given: {start!r})")
     try:
         return Wanted(None, Range(str(check_url(url)), times["--start"], min(times["--end"], now_unix_s)))
     except ValueError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from tailkeeper_demo.engine_stats import EngineStats
@@ -60,6 +60,7 @@ class Engine:
         self._reserved_blocks = 0
         self._reserve_target = 0
         self._prefix_warm = False
+        self._prompts: OrderedDict[str, int] = OrderedDict()
         self.gauges = Gauges(0, 0, 0.0)
         self._batch_s = 0.0
         self._activity = 0.0
@@ -201,6 +202,7 @@ class Engine:
             self._waiting.popleft()
             self._running.append(job)
             self._note_admission(job, hit, now_s)
+            self._remember(job.arrival, hit + wanted)
             batch.append((job, wanted))
             budget -= wanted
 
@@ -213,11 +215,24 @@ class Engine:
         self.stats.prefix_hits_tokens += hit
 
     def _prefix_hit(self, job: _Job) -> int:
-        """Whole cached blocks of the shared prefix; at least one prompt token is always computed."""
-        if not self._prefix_warm:
-            return 0
+        """Whole cached blocks of the shared prefix, or of the same prompt; at least one prompt token is always computed."""
+        cached = self.params.shared_prefix_tokens if self._prefix_warm else 0
+        if job.arrival.prompt_key is not None:
+            cached = max(cached, self._prompts.get(job.arrival.prompt_key, 0))
         block = self.params.block_tokens
-        return min(self.params.shared_prefix_tokens, job.arrival.prompt_tokens - 1) // block * block
+        return min(cached, job.arrival.prompt_tokens - 1) // block * block
+
+    def _remember(self, arrival: Arrival, tokens: int) -> None:
+        """So much of this prompt can be taken from the cache by the next one like it, as in vLLM from the moment it is scheduled.
+
+        Memory is counted as if no block were shared: cautious.
+        """
+        if arrival.prompt_key is None:
+            return
+        self._prompts[arrival.prompt_key] = max(tokens, self._prompts.get(arrival.prompt_key, 0))
+        self._prompts.move_to_end(arrival.prompt_key)
+        if len(self._prompts) > self.params.cached_prompts:
+            self._prompts.popitem(last=False)
 
     def _duration_s(self, batch: list[tuple[_Job, int]]) -> float:
         params = self.params
@@ -306,6 +321,7 @@ class Engine:
         self.stats.prompt_tokens += job.arrival.prompt_tokens
         self.stats.ttft_s.observe(now_s - job.arrival.arrived_s)
         self._prefix_warm = self._prefix_warm or job.arrival.prompt_tokens >= self.params.shared_prefix_tokens
+        self._remember(job.arrival, job.arrival.prompt_tokens)
 
     def _finish(self, job: _Job, now_s: float) -> None:
         self._running.remove(job)

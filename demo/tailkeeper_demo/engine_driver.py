@@ -1,7 +1,8 @@
-"""Runs one simulated engine in real time on the event loop, and bends its time for the faults hang, slow and oom.
+"""Runs one simulated engine in real time on the event loop, and bends its time for the faults hang, flap, slow, throttle and oom.
 
 An iteration is a timer: `begin` when the last one ended, `complete` when its duration is over. Under `hang` the timer fires and
-nothing is completed, so every gauge and counter stays what it was. No sockets here.
+nothing is completed, so every gauge and counter stays what it was; `flap` is a hang that a timer switches on and
+off. No sockets here.
 Data flows server → `submit` → engine → `deliver` → server.
 """
 
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from tailkeeper_demo.engine import Engine
 from tailkeeper_demo.engine_types import Arrival, Token
-from tailkeeper_demo.faults import OOM_KILL_AFTER_S, Fault, FaultKind, oom_reserved_ratio
+from tailkeeper_demo.faults import OOM_KILL_AFTER_S, Fault, FaultKind, flap_phase, oom_reserved_ratio, throttled_clock_ratio
 
 _STARVED_RETRY_S = 0.05
 """Pause before scheduling again when requests wait and none fits: the pool is held by the `oom` fault."""
@@ -54,6 +55,8 @@ class EngineDriver:
         self._iteration: Cancellable | None = None
         self._wake: Cancellable | None = None
         self._oom: Cancellable | None = None
+        self._flap: Cancellable | None = None
+        self._hung = False
         self._iterating = False
         self._begun_s = 0.0
         self._fault: Fault | None = None
@@ -74,8 +77,17 @@ class EngineDriver:
         """Make `fault` the only one, or none; what the last one held is given back first."""
         self._end_fault()
         self._fault, self._fault_since_s, self._pressed_s = fault, self._clock.time(), 0.0
-        if fault is not None and fault.kind is FaultKind.OOM:
+        self._hung = self._has(FaultKind.HANG)
+        if self._has(FaultKind.OOM):
             self._oom_tick()
+        elif self._has(FaultKind.FLAP):
+            self._flap_turn()
+
+    def clock_ratio(self) -> float:
+        """Share of its clock that the GPU has now: 1, or less under `throttle`."""
+        if self._fault is None or not self._has(FaultKind.THROTTLE):
+            return 1.0
+        return throttled_clock_ratio(self._clock.time() - self._fault_since_s, self._fault.factor)
 
     def gpu_active_s(self) -> float:
         """Integral of GPU utilisation since the engine started, up to now."""
@@ -83,24 +95,37 @@ class EngineDriver:
 
     def stop(self) -> None:
         """Forget all timers; the engine does nothing more."""
-        for handle in (self._iteration, self._wake, self._oom):
+        for handle in (self._iteration, self._wake, self._oom, self._flap):
             if handle is not None:
                 handle.cancel()
-        self._iteration = self._wake = self._oom = None
+        self._iteration = self._wake = self._oom = self._flap = None
         self._iterating = True  # Nobody wakes a stopped driver.
 
     def _has(self, kind: FaultKind) -> bool:
         return self._fault is not None and self._fault.kind is kind
 
     def _end_fault(self) -> None:
-        was_hung = self._has(FaultKind.HANG)
         self._fault = None
+        if self._flap is not None:
+            self._flap.cancel()
+            self._flap = None
         if self._oom is not None:
             self._oom.cancel()
             self._oom = None
             self.engine.reserve(0)
-        if was_hung and self._iterating and self._iteration is None:
+        self._set_hung(False)
+
+    def _set_hung(self, hung: bool) -> None:
+        """Hang, or answer again: the iteration that stood still ends now."""
+        was_hung, self._hung = self._hung, hung
+        if was_hung and not hung and self._iterating and self._iteration is None:
             self._complete()
+
+    def _flap_turn(self) -> None:
+        hung, left_s = flap_phase(self._clock.time() - self._fault_since_s)
+        # A timer may fire a hair early, before the phase it was set for; the few milliseconds put it safely behind.
+        self._flap = self._clock.call_later(left_s + 0.005, self._flap_turn)
+        self._set_hung(hung)
 
     def _wake_up(self) -> None:
         if not self._iterating and self._wake is None:
@@ -112,8 +137,8 @@ class EngineDriver:
     def _begin(self) -> None:
         self._iteration = self._wake = None
         now_s = self._clock.time()
-        factor = self._fault.factor if self._fault is not None and self._has(FaultKind.SLOW) else 1.0
-        duration_s = self.engine.begin(now_s, factor)
+        slow = self._fault.factor if self._fault is not None and self._has(FaultKind.SLOW) else 1.0
+        duration_s = self.engine.begin(now_s, slow / self.clock_ratio())
         if duration_s is not None:
             self._iterating, self._begun_s = True, now_s
             self._iteration = self._clock.call_at(now_s + duration_s, self._complete)
@@ -122,8 +147,8 @@ class EngineDriver:
 
     def _complete(self) -> None:
         self._iteration = None
-        if self._has(FaultKind.HANG):
-            return  # The iteration stays unfinished until the fault ends.
+        if self._hung:
+            return  # The iteration stays unfinished until the hang ends.
         self._iterating = False
         tokens = self.engine.complete(self._clock.time())
         self._begin()

@@ -37,6 +37,12 @@ _BUSY = "The engine is currently busy and cannot accept new requests. Please try
 _BROKEN = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
+def _prompt_key(request: Request) -> str | None:
+    """`x-simulated-prompt`: a load driver need not send a prompt's text, only which prompts are the same."""
+    key = request.headers.get("x-simulated-prompt", "")
+    return key if _REQUEST_ID.fullmatch(key) else None
+
+
 class Phase(StrEnum):
     """Where in its life an engine process is."""
 
@@ -64,6 +70,12 @@ class EngineReading:
     """Integral of utilisation since the process started; falls back to 0 on a restart."""
     leaked_ratio: float
     """Share of the KV pool's size that something else holds (the `oom` fault)."""
+    clock_ratio: float = 1.0
+    """Share of its clock that the GPU has left (the `throttle` fault)."""
+    overheats: bool = False
+    """Its cooling fails (the `throttle` fault)."""
+    unreadable: bool = False
+    """Nobody gets an answer about it (the `blind` fault)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +149,17 @@ class EngineServer:
             return EngineReading(self.phase, 0.0, 0.0)
         engine = self._driver.engine
         leaked = engine.reserved_blocks / self._params.kv_blocks
-        return EngineReading(self.phase, self._driver.gpu_active_s(), leaked)
+        return EngineReading(
+            self.phase,
+            self._driver.gpu_active_s(),
+            leaked,
+            self._driver.clock_ratio(),
+            overheats=self._has(FaultKind.THROTTLE),
+            unreadable=self._has(FaultKind.BLIND),
+        )
+
+    def _has(self, kind: FaultKind) -> bool:
+        return self.fault is not None and self.fault.kind is kind
 
     @property
     def in_flight(self) -> int:
@@ -248,6 +270,8 @@ class EngineServer:
         if self._driver is None:
             reply.send(503)
             return
+        if self._has(FaultKind.BLIND):
+            return  # Never answered; the reader's own patience ends it.
         engine = self._driver.engine
         page = engine_page.render(engine.stats, engine.gauges, self._identity, self._http_counts)
         reply.send(200, page, engine_page.CONTENT_TYPE)
@@ -269,7 +293,7 @@ class EngineServer:
         call = openai_api.parse_call(request.body, chat=chat, model=self.model, max_model_len=self._params.max_model_len)
         self._sequence += 1
         key = str(self._sequence)
-        self._submit(key, call)
+        self._submit(key, call, _prompt_key(request))
         public_id, echoed = self._public_id(request, chat=chat)
         created = int(self._wall())
         events = openai_api.Events(call, public_id, self.model, created)
@@ -284,12 +308,12 @@ class EngineServer:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"{self._rng.getrandbits(64):016x}"
         return f"{'chatcmpl' if chat else 'cmpl'}-{request_id}", request_id
 
-    def _submit(self, key: str, call: openai_api.Call) -> None:
+    def _submit(self, key: str, call: openai_api.Call, prompt_key: str | None) -> None:
         assert self._driver is not None
         length, finish = self._answer_length(call)
         arrived_s = asyncio.get_running_loop().time()
         try:
-            self._driver.submit(Arrival(key, call.prompt_tokens, length, finish, arrived_s))
+            self._driver.submit(Arrival(key, call.prompt_tokens, length, finish, arrived_s, prompt_key))
         except QueueFullError as error:
             raise openai_api.ApiError(503, "Service Unavailable", _BUSY) from error
         except UnservableError as error:

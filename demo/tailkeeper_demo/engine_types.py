@@ -32,6 +32,8 @@ class EngineParams:
     block_tokens: int = 16
     shared_prefix_tokens: int = 128
     """Every prompt starts with the same system prompt of this length; it is computed once and then hit in the prefix cache."""
+    cached_prompts: int = 64
+    """Whole prompts kept in the prefix cache beside that one, the least recently used given up first."""
     max_model_len: int = 8192
     max_queued: int = 1024
     """Waiting requests beyond this are refused (vLLM's max_num_queued_reqs)."""
@@ -46,6 +48,8 @@ class Arrival:
     output_tokens: int
     finish: FinishReason
     arrived_s: float
+    prompt_key: str | None = None
+    """Requests with the same key have the same prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Faults that can be injected into a simulated engine: their names, their parameters, and how a request for one is read.
 
-Pure: documents in, values out. What a fault does is in `engine_driver` (hang, slow, oom) and `engine_server` (errors, restart).
+Pure: documents in, values out. What a fault does is in `engine_driver` (hang, flap, slow, throttle, oom), `engine_server`
+(errors, restart, blind) and `gpu_file` (throttle, blind).
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ nine tenths of the time, and some ten to twenty requests are preempted before th
 OOM_KILL_AFTER_S = 20.0
 """Seconds under memory pressure with work in flight after which the engine is killed, as by an out-of-memory killer."""
 
+FLAP_BAD_S, FLAP_GOOD_S = 9.0, 7.0
+"""A flapping engine hangs and answers in turn. Nine seconds are enough to be found hung once nothing has moved for five; seven
+good ones are enough to look healed to whoever waits for less."""
+THROTTLE_HEAT_S, THROTTLE_FALL_S = 4.0, 3.0
+"""An overheating GPU keeps its clock while it heats up, then loses it over a few seconds."""
+
 
 class FaultKind(StrEnum):
-    """Faults that are simulated today."""
+    """Faults that can be injected."""
 
     HANG = "hang"
     """No iteration ends any more; requests are accepted and get nothing; /health and /metrics still answer."""
@@ -36,10 +43,13 @@ class FaultKind(StrEnum):
     """A share `ratio` of completions is answered 500 at once."""
     RESTART = "restart"
     """The process dies and comes back with its counters at zero; `duration_s` is the time it is down."""
+    FLAP = "flap"
+    """It hangs for `FLAP_BAD_S` and answers for `FLAP_GOOD_S`, in turn."""
+    THROTTLE = "throttle"
+    """The GPU overheats and its clock falls to 1 / `factor`; every iteration takes as much longer."""
+    BLIND = "blind"
+    """The engine serves as ever; its /metrics page is never answered and its GPU gives no readings."""
 
-
-PLANNED_FAULTS = ("flap", "throttle", "blind")
-"""Names of the public contract that are not simulated yet: refused with a message, never ignored."""
 
 _DEFAULT_DURATION_S: Mapping[FaultKind, float] = {
     FaultKind.HANG: 20.0,
@@ -47,6 +57,9 @@ _DEFAULT_DURATION_S: Mapping[FaultKind, float] = {
     FaultKind.OOM: 40.0,
     FaultKind.ERRORS: 20.0,
     FaultKind.RESTART: 3.0,
+    FaultKind.FLAP: 60.0,
+    FaultKind.THROTTLE: 40.0,
+    FaultKind.BLIND: 20.0,
 }
 
 
@@ -61,7 +74,8 @@ class Fault:
     kind: FaultKind
     duration_s: float
     factor: float = 5.0
-    """Only `slow` reads it. Five times turns 22 ms a token into about 110 ms before any queue forms."""
+    """Only `slow` and `throttle` read it. Five times turns 22 ms a token into about 110 ms before any queue forms; it is a clock
+    of some 0.4 GHz, within what hardware slowdown does to a GPU near its shut-down temperature."""
     ratio: float = 0.6
     """Only `errors` reads it."""
 
@@ -86,14 +100,11 @@ def parse_fault(document: object) -> tuple[str, Fault]:
 
 
 def parse_kind(name: object) -> FaultKind:
-    """The fault called `name`. Raises `FaultError`, saying so apart where the name is known but not simulated yet."""
-    allowed = ", ".join(FaultKind)
-    if name in PLANNED_FAULTS:
-        raise FaultError(f"fault {name!r} is not simulated yet; available now: {allowed}")
+    """The fault called `name`. Raises `FaultError`."""
     try:
         return FaultKind(str(name))
     except ValueError as error:
-        raise FaultError(f"fault {name!r} is unknown; available: {allowed}") from error
+        raise FaultError(f"fault {name!r} is unknown; available: {', '.join(FaultKind)}") from error
 
 
 def _number(document: Mapping[str, object], key: str, default: float, low: float, high: float) -> float:
@@ -109,3 +120,17 @@ def oom_reserved_ratio(elapsed_s: float) -> float:
         return OOM_FLOOR_RATIO * max(0.0, elapsed_s) / OOM_CLIMB_S
     swell = max(0.0, math.sin(2 * math.pi * (elapsed_s - OOM_CLIMB_S) / OOM_SWELL_PERIOD_S))
     return OOM_FLOOR_RATIO + OOM_SWELL_RATIO * swell
+
+
+def flap_phase(elapsed_s: float) -> tuple[bool, float]:
+    """Whether a flapping engine hangs `elapsed_s` seconds after it began, and seconds until that changes."""
+    into_s = elapsed_s % (FLAP_BAD_S + FLAP_GOOD_S)
+    if into_s < FLAP_BAD_S:
+        return True, FLAP_BAD_S - into_s
+    return False, FLAP_BAD_S + FLAP_GOOD_S - into_s
+
+
+def throttled_clock_ratio(elapsed_s: float, factor: float) -> float:
+    """Share of its clock an overheating GPU has left `elapsed_s` seconds after it began; from 1 down to 1 / `factor`."""
+    fallen = min(1.0, max(0.0, (elapsed_s - THROTTLE_HEAT_S) / THROTTLE_FALL_S))
+    return 1.0 - (1.0 - 1.0 / factor) * fallen

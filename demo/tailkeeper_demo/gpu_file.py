@@ -2,7 +2,8 @@
 
 Pure: last state, what the engine did since, seconds passed → next state → document; the fleet writes it. Utilisation follows
 the batch; memory is pre-allocated as vLLM does it and rises above that only when something leaks; temperature and power follow
-utilisation with a lag.
+utilisation with a lag. A GPU whose cooling fails heats up beyond that and loses its clock; one that is `unreadable` blocks every
+call.
 Data flows `EngineReading` → `GpuState` → document.
 """
 
@@ -28,6 +29,11 @@ _UTILIZATION_LAG_S = 1.0
 """NVML averages over its sample period; this also smooths iterations longer than a sample."""
 _MAX_CLOCK_HZ, _CLOCK_DROP = 1.98e9, 0.06
 """Clocks fall a little as power rises."""
+_HOT_CELSIUS, _HOT_LAG_S = 93.0, 3.0
+"""Without cooling: as hot as a data-centre GPU gets before it shuts down, and there within seconds."""
+_THROTTLE_REASON = "hw_thermal_slowdown"
+_BLOCKED_S = 30.0
+"""How long a call to an unreadable device blocks: longer than anybody waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class GpuState:
     temperature_celsius: float = _IDLE_CELSIUS
     active_s: float = 0.0
     """The reading this state was made from; the next one's difference to it is the work done in between."""
+    clock_ratio: float = 1.0
+    unreadable: bool = False
 
 
 def gpu_uuid(index: int) -> str:
@@ -54,13 +62,17 @@ def advance(state: GpuState, reading: EngineReading, elapsed_s: float) -> GpuSta
     if work_s < 0:
         work_s = reading.gpu_active_s  # The engine restarted and counts from zero.
     utilization = _lag(state.utilization_ratio, min(1.0, work_s / elapsed_s), elapsed_s, _UTILIZATION_LAG_S)
-    target = _IDLE_CELSIUS + (_FULL_CELSIUS - _IDLE_CELSIUS) * utilization
+    target, lag_s = _IDLE_CELSIUS + (_FULL_CELSIUS - _IDLE_CELSIUS) * utilization, _HEAT_LAG_S
+    if reading.overheats:
+        target, lag_s = _HOT_CELSIUS, _HOT_LAG_S
     return replace(
         state,
         utilization_ratio=utilization,
         memory_used_ratio=_memory_used_ratio(reading),
-        temperature_celsius=_lag(state.temperature_celsius, target, elapsed_s, _HEAT_LAG_S),
+        temperature_celsius=_lag(state.temperature_celsius, target, elapsed_s, lag_s),
         active_s=reading.gpu_active_s,
+        clock_ratio=reading.clock_ratio,
+        unreadable=reading.unreadable,
     )
 
 
@@ -92,12 +104,12 @@ def _device(state: GpuState) -> dict[str, object]:
         "memory_used_bytes": int(MEMORY_TOTAL_BYTES * state.memory_used_ratio),
         "memory_copy_utilization_ratio": round(0.6 * load, 4),
         "temperature_celsius": round(state.temperature_celsius),
-        "power_watts": round(_IDLE_WATTS + (_FULL_WATTS - _IDLE_WATTS) * load, 1),
-        "sm_clock_hz": round(_MAX_CLOCK_HZ * (1 - _CLOCK_DROP * load)),
-        "throttle_reasons": [],
+        "power_watts": round(_IDLE_WATTS + (_FULL_WATTS - _IDLE_WATTS) * load * state.clock_ratio, 1),
+        "sm_clock_hz": round(_MAX_CLOCK_HZ * (1 - _CLOCK_DROP * load) * state.clock_ratio),
+        "throttle_reasons": [_THROTTLE_REASON] if state.clock_ratio < 1 else [],
         "ecc_single_bit_total": 0,
         "ecc_double_bit_total": 0,
         "retired_pages": 0,
         "xid_events": [],
-        "hang_s": 0,
+        "hang_s": _BLOCKED_S if state.unreadable else 0,
     }

@@ -1,10 +1,11 @@
-"""Open-loop load: streamed completions whose arrivals and lengths come from the packaged trace.
+"""Open-loop load: completions whose arrivals and lengths come from the packaged trace, streamed to users, whole for batches.
 
     python -m tailkeeper_demo.load --target http://127.0.0.1:8000 --rate 10 --duration 60 --stats-file load.json
 
 Requests are sent when the trace says so, whatever became of earlier ones; only `--max-in-flight` holds them back, and what is
 held back is counted as refused. Time to first token is taken at the first event with content. One connection a request.
-Data flows trace → `LoadGenerator` → `_Exchange` per request → `LoadStats` → file.
+A user's request is judged by its first token, a batch's by its whole answer.
+Data flows trace → `mix` → `LoadGenerator` → `_Exchange` per request → `LoadStats` → file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tailkeeper_demo.http1 import BodyDecoder, ProtocolError, parse_head
 from tailkeeper_demo.json_file import write_json
 from tailkeeper_demo.lifetime import until_told
 from tailkeeper_demo.load_stats import LoadStats, Outcome
-from tailkeeper_demo.trace import Caps, TraceRow, arrivals, load_trace
+from tailkeeper_demo.mix import Mix, rate_per_s, requests
+from tailkeeper_demo.trace import Caps, Source, TraceRow
 
 _CONTENT = re.compile(rb'"(?:text|content)":"[^"]')
 """The first non-empty piece of text in a stream event; the role event of a chat has an empty one."""
@@ -34,6 +36,8 @@ _DONE = b"data: [DONE]"
 _TAIL_BYTES = 64
 """Kept from one read to the next, so that a marker cut in two is found."""
 _REPORT_PERIOD_S = 0.5
+SLO_WHOLE_S = 30.0
+"""The configuration's own default of `slo.latency.e2e_p99_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,20 @@ class LoadSettings:
     max_in_flight: int
     model: str
     caps: Caps
+    mix: Mix = Mix.ONLINE
+    slo_whole_s: float = SLO_WHOLE_S
+    """Service level of answers that are not streamed: seconds until they are complete."""
+    timeout_whole_s: float = 60.0
 
 
 class _Exchange(asyncio.Protocol):
-    """One request and its streamed answer."""
+    """One request and its answer: streamed for `Source.ONLINE`, else whole."""
 
-    def __init__(self, generator: LoadGenerator, request: bytes, sent_s: float) -> None:
+    def __init__(self, generator: LoadGenerator, request: bytes, source: Source, sent_s: float) -> None:
         self._generator = generator
         self._request = request
+        self._source = source
+        self._streamed = source is Source.ONLINE
         self.sent_s = sent_s
         self.transport: asyncio.Transport | None = None
         self._head = b""
@@ -68,8 +78,11 @@ class _Exchange(asyncio.Protocol):
         self._over = False
         loop = generator.loop
         settings = generator.settings
-        self._limit = loop.call_at(sent_s + settings.slo_ttft_s, self._judge, False)
-        self._patience = loop.call_at(sent_s + settings.timeout_s, self.end, Outcome.TIMEOUT)
+        limit_s, patience_s = settings.slo_ttft_s, settings.timeout_s
+        if not self._streamed:
+            limit_s, patience_s = settings.slo_whole_s, settings.timeout_whole_s
+        self._limit = loop.call_at(sent_s + limit_s, self._judge, False)
+        self._patience = loop.call_at(sent_s + patience_s, self.end, Outcome.TIMEOUT)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -104,13 +117,20 @@ class _Exchange(asyncio.Protocol):
         window = self._tail + self._body.feed(data)
         if not self._content and _CONTENT.search(window):
             self._first_content()
-        if self._body.done or _DONE in window:
-            complete = self._content and _DONE in window
-            self.end(Outcome.OK if complete else Outcome.ERROR, "truncated")
+        if self._body.done or (self._streamed and _DONE in window):
+            self._complete(self._content and (not self._streamed or _DONE in window))
         self._tail = window[-_TAIL_BYTES:]
+
+    def _complete(self, whole: bool) -> None:
+        if whole and not self._streamed:
+            settings, now_s = self._generator.settings, self._generator.loop.time()
+            self._judge(now_s - self.sent_s <= settings.slo_whole_s)
+        self.end(Outcome.OK if whole else Outcome.ERROR, "truncated")
 
     def _first_content(self) -> None:
         self._content = True
+        if not self._streamed:
+            return
         now_s = self._generator.loop.time()
         ttft_s = now_s - self.sent_s
         self._generator.stats.first_content(self._generator.run_s(now_s), ttft_s)
@@ -120,7 +140,7 @@ class _Exchange(asyncio.Protocol):
         if not self._judged:
             self._judged = True
             self._limit.cancel()
-            self._generator.stats.verdict(self._generator.run_s(), within=within)
+            self._generator.stats.verdict(self._generator.run_s(), within=within, source=self._source)
 
     def end(self, outcome: Outcome, kind: str | None = None) -> None:
         """Close the books on this request; the first call counts. A run that stops judges nothing."""
@@ -185,7 +205,7 @@ class LoadGenerator:
             self.stats.refused(self.run_s(now_s))
             return
         self._number += 1
-        exchange = _Exchange(self, self._request(row), now_s)
+        exchange = _Exchange(self, self._request(row), row.source, now_s)
         self._flying.add(exchange)
         self.stats.sent(self.run_s(now_s))
         task = self.loop.create_task(self._connect(exchange))
@@ -204,8 +224,8 @@ class LoadGenerator:
             {
                 "model": settings.model,
                 "prompt": "Keep the tail short.",
-                "max_tokens": settings.caps.output_tokens,
-                "stream": True,
+                "max_tokens": max(settings.caps.output_tokens, row.output_tokens),
+                "stream": row.source is Source.ONLINE,
                 "x_prompt_tokens": row.prompt_tokens,
                 "x_output_tokens": row.output_tokens,
             }
@@ -216,7 +236,10 @@ class LoadGenerator:
             "content-type: application/json",
             f"content-length: {len(body)}",
             f"x-request-id: load-{settings.seed}-{self._number}",
+            f"x-operation: {row.source}",
             "connection: close",
+            *(() if row.source is Source.ONLINE else ("x-priority: low",)),
+            *(() if row.prompt_key is None else (f"x-simulated-prompt: {row.prompt_key}",)),
         )
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -237,11 +260,16 @@ def _positive(text: str) -> float:
 def _settings(argv: list[str] | None) -> tuple[LoadSettings, Path | None, int | None]:
     parser = argparse.ArgumentParser(prog="python -m tailkeeper_demo.load", description="Trace-driven load on an LLM endpoint.")
     parser.add_argument("--target", required=True, help="http://HOST:PORT")
-    parser.add_argument("--rate", type=_positive, default=10.0, help="requests per second on average")
+    parser.add_argument("--rate", type=_positive, default=10.0, help="users' requests a second on average; fewer beside batches")
+    parser.add_argument("--mix", type=Mix, choices=list(Mix), default=Mix.ONLINE, help="users alone, or beside batches")
     parser.add_argument("--duration", type=_positive, default=None, help="seconds; without it, until told to stop")
     parser.add_argument("--seed", type=int, default=1, help="chooses the part of the trace")
     parser.add_argument("--slo-ttft", type=_positive, default=1.2, help="seconds to the first token")
-    parser.add_argument("--timeout", type=_positive, default=20.0, help="seconds until the client gives up")
+    parser.add_argument(
+        "--slo-whole", type=_positive, default=SLO_WHOLE_S, help="seconds to the whole answer, where it is not streamed"
+    )
+    parser.add_argument("--timeout", type=_positive, default=20.0, help="seconds until a user gives up")
+    parser.add_argument("--timeout-whole", type=_positive, default=60.0, help="seconds until a batch gives up on an answer")
     parser.add_argument("--max-in-flight", type=int, default=400)
     parser.add_argument("--max-prompt-tokens", type=int, default=3000)
     parser.add_argument("--max-output-tokens", type=int, default=200)
@@ -266,14 +294,18 @@ def _settings(argv: list[str] | None) -> tuple[LoadSettings, Path | None, int | 
         max_in_flight=given.max_in_flight,
         model=given.model,
         caps=Caps(given.max_prompt_tokens, given.max_output_tokens),
+        mix=given.mix,
+        slo_whole_s=given.slo_whole,
+        timeout_whole_s=given.timeout_whole,
     )
     return settings, given.stats_file, given.parent_pid
 
 
 async def _run(settings: LoadSettings, stats_file: Path | None, parent_pid: int | None) -> int:
-    stats = LoadStats(rate_per_s=settings.rate_per_s, slo_ttft_s=settings.slo_ttft_s, started_unix_s=time.time())
-    rows = arrivals(
-        load_trace(), rate_per_s=settings.rate_per_s, duration_s=settings.duration_s, seed=settings.seed, caps=settings.caps
+    rate = rate_per_s(settings.mix, settings.rate_per_s)
+    stats = LoadStats(rate_per_s=rate, slo_ttft_s=settings.slo_ttft_s, started_unix_s=time.time())
+    rows = requests(
+        settings.mix, users_per_s=settings.rate_per_s, duration_s=settings.duration_s, seed=settings.seed, caps=settings.caps
     )
     generator = LoadGenerator(settings, rows, stats)
     loop = asyncio.get_running_loop()

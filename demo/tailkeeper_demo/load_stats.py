@@ -2,7 +2,8 @@
 
 Pure: events with their time in, a JSON-ready document out. A request is judged once against the service level: at its first
 content, when it fails before that, or at the very moment the limit passes without content. So a hung backend shows within
-`slo_ttft_s`, not when the client's patience ends.
+`slo_ttft_s`, not when the client's patience ends. An answer wanted as a whole is judged likewise, at its end and by the limit for
+whole answers; it has no time to first token.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class LoadStats:
         self._buckets: deque[Bucket] = deque(maxlen=KEEP_BUCKETS)
         self._totals: Counter[str] = Counter()
         self._error_kinds: Counter[str] = Counter()
+        self._by_source: dict[str, Counter[str]] = {}
         self._recent_ttft_s: deque[float] = deque(maxlen=_RECENT_TTFT)
         self.in_flight = 0
 
@@ -82,8 +84,10 @@ class LoadStats:
         self._bucket(at_s).ttft_s.append(ttft_s)
         self._recent_ttft_s.append(ttft_s)
 
-    def verdict(self, at_s: float, *, within: bool) -> None:
-        self._add(at_s, "within_slo" if within else "missed_slo")
+    def verdict(self, at_s: float, *, within: bool, source: str = "online") -> None:
+        name = "within_slo" if within else "missed_slo"
+        self._add(at_s, name)
+        self._by_source.setdefault(source, Counter(within_slo=0, missed_slo=0))[name] += 1
 
     def ended(self, at_s: float, outcome: Outcome, kind: str | None = None) -> None:
         """`kind` names an error, out of a small fixed set: `http_500`, `connect`, `truncated`, `protocol`."""
@@ -100,6 +104,7 @@ class LoadStats:
         names = ("sent", "ok", "errors", "timeouts", "aborted", "refused", "within_slo", "missed_slo")
         totals: dict[str, object] = {name: self._totals[name] for name in names}
         totals |= {"in_flight": self.in_flight, "errors_by_kind": dict(self._error_kinds)}
+        totals["by_source"] = {source: dict(counts) for source, counts in self._by_source.items()}
         totals |= {"ttft_p50": quantile(recent, 0.50), "ttft_p99": quantile(recent, 0.99), "ttft_samples": len(recent)}
         return {
             "started_unix_s": self._started_unix_s,

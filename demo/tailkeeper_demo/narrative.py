@@ -13,6 +13,8 @@ OBJECTIVE = 0.995
 RECOVERED_S = 4
 """The SLA counts as back after this many seconds in a row within it."""
 RECOVERED_SAMPLES = 15
+MOST_RELAPSES = 2
+"""A backend that flaps is let back in and taken out again so often at most; each return waits twice as long as the last."""
 
 Document = Mapping[str, Any]
 
@@ -53,12 +55,16 @@ class Narrator:
     sla_back_at_s: float | None = None
     answers_at_s: float | None = None
     released_at_s: float | None = None
+    relapses: int = 0
+    """How often it was taken out again after it had been let back in."""
+    _returned: bool = False
     _told: set[int] = field(default_factory=set)
 
     @property
     def ended_well(self) -> bool:
-        """Found, acted on, and the SLA came back."""
-        return None not in (self.found_at_s, self.acted_at_s, self.sla_back_at_s)
+        """Found, acted on, and the SLA came back: for good, after a few relapses at most."""
+        well = None not in (self.found_at_s, self.acted_at_s, self.sla_back_at_s)
+        return well and self.relapses <= MOST_RELAPSES
 
     @property
     def over(self) -> bool:
@@ -66,9 +72,26 @@ class Narrator:
 
     def feed(self, seen: Seen) -> list[Event]:
         """The events since the last look."""
-        mine = [d for d in reversed(seen.decisions) if d["backend"] == self.victim and d["time"] >= self.injected_unix_s]
+        mine = self._mine(seen)
         events = [*self._found(seen, mine), *self._decided(seen, mine), *self._users(seen), *self._recovery(seen)]
         return [*events, *self._released(seen, mine)]
+
+    def ending(self) -> list[str]:
+        """How it went, in lines for the box at the end."""
+        times = "once more" if self.relapses == 1 else f"{self.relapses} times more"
+        again = f", and {times}" if self.relapses else ""
+        found, acted = self._after(self.found_at_s), self._after(self.acted_at_s)
+        return [
+            f"{self.fault} in {self.victim}: found {found}, acted on {acted}{again}",
+            f"users had the SLA back {self._after(self.sla_back_at_s)}",
+            f"gateway given back: {self._after(self.released_at_s)}",
+        ]
+
+    def _after(self, at_s: float | None) -> str:
+        return "not" if at_s is None else f"after {at_s - self.injected_at_s:.1f} s"
+
+    def _mine(self, seen: Seen) -> list[Document]:
+        return [d for d in reversed(seen.decisions) if d["backend"] == self.victim and d["time"] >= self.injected_unix_s]
 
     def _found(self, seen: Seen, mine: list[Document]) -> Iterator[Event]:
         if self.found_at_s is not None:
@@ -101,9 +124,12 @@ class Narrator:
     def _applied(self, seen: Seen, decision: Document) -> Event:
         to = decision["to"]
         if decision["policy"] == "return":
+            self._returned = True
             return Event(seen.at_s, "return", f"{self.victim} back in, at {to:.0%} of its weight")
         if self.acted_at_s is None:
             self.acted_at_s, self.acted_unix_s = seen.at_s, decision["time"]
+        elif self._returned and to == "drain":
+            self._relapse(decision)
         others = [b for b in seen.fleet["backends"] if b["backend"] != self.victim]
         out = 1 + sum(1 for b in others if b["actual"]["admission"] == "drain" or (b["actual"]["weight"] or 0) < 0.5)
         lease = round((decision["lease_expires"] or 0) - decision["time"])
@@ -113,6 +139,13 @@ class Narrator:
         of = len(seen.fleet["backends"])
         text = f"{self.victim} {what} at edge ({self.gateway}), lease {lease} s, {out} of {of} out, read back"
         return Event(seen.at_s, "acted", text)
+
+    def _relapse(self, decision: Document) -> None:
+        """Out again: whatever had come back must come back once more."""
+        self.relapses += 1
+        self.acted_unix_s = decision["time"]
+        self.sla_back_at_s = self.answers_at_s = self.released_at_s = None
+        self._returned = False
 
     def _users(self, seen: Seen) -> Iterator[Event]:
         """One line when the SLA is back: what users saw in the worst second and what they see now."""
@@ -137,7 +170,7 @@ class Narrator:
         if (
             backend is not None
             and backend["state"] in ("serving", "busy")
-            and seen.at_s - self.acted_at_s > 1.0
+            and seen.now_unix_s - (self.acted_unix_s or seen.now_unix_s) > 1.0
             and not self._wanted(backend)
         ):
             self.answers_at_s = seen.at_s

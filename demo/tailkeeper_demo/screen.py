@@ -104,7 +104,7 @@ def _title(load: Mapping[str, Any] | None) -> str:
     if load is None:
         return "the load is starting"
     share, n = within(load["buckets"][-6:-1])
-    return f"{load['rate_per_s']:g} requests/s · within SLA, last 5 s: {share:.1%} (n = {n})"
+    return f"{load['rate_per_s']:.3g} requests/s · within SLA, last 5 s: {share:.1%} (n = {n})"
 
 
 def _numbers(backend: Mapping[str, Any]) -> tuple[str, str, str, str, str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tailkeeper_demo.mix import Mix
 from tailkeeper_demo.processes import Processes, free_port
 
 ENGINES = 4
@@ -44,13 +45,17 @@ class Addresses:
     """Programs that were not on the PATH."""
 
 
-def start(processes: Processes, folder: Path, console_port: int, seed: int, rules: Mapping[str, str]) -> Addresses:
+def start(
+    processes: Processes, folder: Path, console_port: int, seed: int, rules: Mapping[str, str], mix: Mix = Mix.ONLINE
+) -> Addresses:
     """Start everything and wait until each part answers. ``rules`` are Prometheus rule files by name."""
     admin, engines = _start_fleet(processes, folder, seed)
     gateway_url, gateway, server_prefix = _start_gateway(processes, folder, engines)
     alertmanager = _start_alertmanager(processes, folder, console_port)
     exporter_port = free_port()
     config = _configuration(folder, engines, gateway, server_prefix, exporter_port, console_port, alertmanager)
+    if mix is not Mix.ONLINE:
+        config["watchdog"]["baselines"] = None  # It knows users' traffic alone, and would take a batch's long prompts for drift.
     (folder / "tailkeeper.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     tailkeeper = [sys.executable, "-m", "tailkeeper.cli"]
     processes.start("exporter", [*tailkeeper, "exporter", "-c", "tailkeeper.yaml", "--log-format", "json"])
@@ -59,7 +64,7 @@ def start(processes: Processes, folder: Path, console_port: int, seed: int, rule
     processes.wait_for("the exporter", lambda: _answers(f"{exporter}/readyz"), START_DEADLINE_S)
     processes.wait_for("the watchdog", lambda: _answers(f"{console}/readyz"), START_DEADLINE_S)
     prometheus = _start_prometheus(processes, folder, exporter_port, console_port, alertmanager, rules)
-    _start_load(processes, folder, gateway_url, seed)
+    _start_load(processes, folder, gateway_url, seed, mix)
     programs = {"haproxy": "haproxy", "prometheus": "prometheus", "alertmanager": _ALERTMANAGER}
     missing = tuple(name for name, binary in programs.items() if _which(binary) is None)
     names = tuple(str(e["name"]) for e in engines)
@@ -238,9 +243,9 @@ def _start_prometheus(
     return f"http://127.0.0.1:{port}"
 
 
-def _start_load(processes: Processes, folder: Path, target: str, seed: int) -> None:
+def _start_load(processes: Processes, folder: Path, target: str, seed: int, mix: Mix) -> None:
     stats = folder / "load.json"
     command = [sys.executable, "-m", "tailkeeper_demo.load", "--target", target, "--rate", str(REQUESTS_PER_S)]
     rest = ["--seed", str(seed), "--stats-file", str(stats), "--slo-ttft", str(SLO_TTFT_S), "--parent-pid", str(os.getpid())]
-    processes.start("load", [*command, *rest])
+    processes.start("load", [*command, "--mix", mix, *rest])
     processes.wait_for("the load", stats.exists, START_DEADLINE_S)

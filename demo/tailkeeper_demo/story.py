@@ -18,7 +18,10 @@ from typing import Any
 import httpx
 
 from tailkeeper_demo.faults import FaultError, FaultKind, parse_kind
+from tailkeeper_demo.load import SLO_WHOLE_S
+from tailkeeper_demo.mix import Mix
 from tailkeeper_demo.narrative import Event, Narrator, Seen, missed_since
+from tailkeeper_demo.narrative_blind import BlindNarrator
 from tailkeeper_demo.processes import ProcessEndedError, Processes
 from tailkeeper_demo.screen import Screen
 from tailkeeper_demo.stack import SLO_TTFT_S, Addresses, start
@@ -28,6 +31,10 @@ WARM_UP_S = 12.0
 ONE_STORY_S = 75.0
 SLOW_STORY_S = 170.0
 """Slowness beyond what load explains is proved block by block, ten seconds each: a longer story shows ``block_e`` find it."""
+FLAP_STORY_S = 115.0
+"""Four rounds of hanging and answering, and the long wait that the watchdog learns from them."""
+STORY_S = {FaultKind.SLOW: SLOW_STORY_S, FaultKind.THROTTLE: SLOW_STORY_S, FaultKind.FLAP: FLAP_STORY_S}
+"""By fault, where it is not ``ONE_STORY_S``."""
 PAUSE_BETWEEN_S = 45.0
 POLL_S = 0.25
 SEED = 7
@@ -46,6 +53,7 @@ class Plan:
     """What is to happen. ``duration_s`` None: story after story until Ctrl-C."""
 
     fault: FaultKind
+    mix: Mix
     duration_s: float | None
 
     @property
@@ -53,30 +61,33 @@ class Plan:
         """How long the fault lasts: long enough to be felt, short enough that its end is seen."""
         if self.fault is FaultKind.RESTART:
             return 6.0
-        if self.fault is FaultKind.SLOW and (self.duration_s or SLOW_STORY_S) >= SLOW_STORY_S:
+        usual_s = STORY_S.get(self.fault, ONE_STORY_S)
+        whole = min(self.duration_s or usual_s, usual_s)
+        if self.fault is FaultKind.FLAP:
+            return max(12.0, 0.5 * whole)
+        if whole >= SLOW_STORY_S:
             return 100.0
-        whole = min(self.duration_s or ONE_STORY_S, ONE_STORY_S)
-        return max(12.0, 0.3 * whole)
+        return max(12.0, 0.3 * min(whole, ONE_STORY_S))
 
 
 def run_demo(
     duration: float | None, fault: str, mix: str, port: int, *, color: bool, rules: Mapping[str, str] | None = None
 ) -> bool:
-    """Run it; True when the fault was found, acted on, and the SLA came back. Raises DemoError."""
+    """Run it; True when the fault was found, acted on, and the SLA came back, or for ``blind`` held. Raises DemoError."""
     try:
         kind = parse_kind(fault)
     except FaultError as error:
         raise DemoError(f"--fault: {error}", 2) from error
-    if mix != "online":
-        raise DemoError(f"--mix: {mix!r} is not in this version; allowed: online", 2)
+    if mix not in list(Mix):
+        raise DemoError(f"--mix: {mix!r} is unknown; available: {', '.join(Mix)}", 2)
     if duration is None and not sys.stdout.isatty():
-        duration = SLOW_STORY_S if kind is FaultKind.SLOW else ONE_STORY_S
+        duration = STORY_S.get(kind, ONE_STORY_S)
     # Told to end in whatever way, it takes its programs along; without this SIGTERM would leave them running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tailkeeper-demo-") as name:
         processes = Processes(Path(name))
         try:
-            return _run(Plan(kind, duration), processes, Path(name), port, color, rules or {})
+            return _run(Plan(kind, Mix(mix), duration), processes, Path(name), port, color, rules or {})
         except ProcessEndedError as error:
             raise DemoError(str(error), 1) from error
         finally:
@@ -86,7 +97,7 @@ def run_demo(
 def _run(plan: Plan, processes: Processes, folder: Path, port: int, color: bool, rules: Mapping[str, str]) -> bool:
     with Screen(color) as screen:
         screen.say("starting a simulated fleet, a gateway, the exporter, the watchdog and load …")
-        addresses = start(processes, folder, port, SEED, rules)
+        addresses = start(processes, folder, port, SEED, rules, plan.mix)
         for line in _where(addresses):
             screen.say(line)
         with httpx.Client(timeout=2.0, trust_env=False) as client:
@@ -97,7 +108,7 @@ def _run(plan: Plan, processes: Processes, folder: Path, port: int, color: bool,
                 screen.say("ending …")
     stories = stage.stories
     for narrator in stories[-1:]:
-        screen.box(*_ending(narrator, stage.last_load, addresses))
+        screen.box(*_ending(narrator, stage.last_load, addresses, plan.mix))
     return bool(stories) and all(n.ended_well for n in stories)
 
 
@@ -112,16 +123,12 @@ def _where(addresses: Addresses) -> list[str]:
     return lines
 
 
-def _ending(n: Narrator, load: Mapping[str, Any], addresses: Addresses) -> tuple[str, list[str], bool]:
-    def after(at_s: float | None) -> str:
-        return "not" if at_s is None else f"after {at_s - n.injected_at_s:.1f} s"
-
+def _ending(n: Narrator, load: Mapping[str, Any], addresses: Addresses, mix: Mix) -> tuple[str, list[str], bool]:
     missed, judged = missed_since(load, n.injected_unix_s)
+    whole = "" if mix is Mix.ONLINE else f", batches the whole answer within {SLO_WHOLE_S:.0f} s"
     lines = [
-        f"{n.fault} in {n.victim}: found {after(n.found_at_s)}, acted on {after(n.acted_at_s)}",
-        f"users had the SLA back {after(n.sla_back_at_s)}",
-        f"users: {missed} of {judged} requests since the fault missed the first token within {SLO_TTFT_S} s",
-        f"gateway given back: {after(n.released_at_s)}",
+        *n.ending(),
+        f"users: {missed} of {judged} requests since the fault missed the first token within {SLO_TTFT_S} s{whole}",
         f"console {addresses.console} while the demo runs",
     ]
     return ("it ended well" if n.ended_well else "it did not end well"), lines, n.ended_well
@@ -170,7 +177,8 @@ class Stage:
         if answer.status_code != 200:
             raise DemoError(f"the fault could not be injected: {answer.text}", 1)
         kind = {"haproxy": "HAProxy", "webhook": "webhook"}[self._addresses.gateway_kind]
-        self.stories.append(Narrator(victim, fault.value, kind, self._at(), time.time()))
+        narrator = BlindNarrator if fault is FaultKind.BLIND else Narrator
+        self.stories.append(narrator(victim, fault.value, kind, self._at(), time.time()))
         self._screen.tell(
             Event(self._at(), "fault", f"{fault.value} injected into {victim} for {seconds:.0f} s (unknown to the watchdog)")
         )

@@ -12,9 +12,21 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 
 _FILE = "azure_llm_2023_thinned.csv"
+
+
+class Source(StrEnum):
+    """Who sends a request."""
+
+    ONLINE = "online"
+    """A user, who reads along: the answer is streamed."""
+    ROLLOUT = "rollout"
+    """A training run that samples answers; it wants each as a whole."""
+    EVALUATION = "evaluation"
+    """A check of a model under training, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,9 @@ class TraceRow:
     at_s: float
     prompt_tokens: int
     output_tokens: int
+    source: Source = Source.ONLINE
+    prompt_key: str | None = None
+    """Requests with the same key have the same prompt, so that its keys and values can be taken from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

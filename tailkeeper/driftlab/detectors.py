@@ -133,17 +133,19 @@ def ks(case: Case) -> list[int]:
     usual, _ = score(baseline.model, case.rows.table[: case.baseline_rows], 0.0)
     judged, _ = score(baseline.model, case.rows.table[case.baseline_rows :], BLOCK_E.dead_band)
     scores = np.concatenate([usual, judged])
+    rows = np.flatnonzero(~np.isnan(scores))  # a request that does not say its load has no score
+    scores, known = scores[rows], int(np.searchsorted(rows, case.baseline_rows))
     rng = np.random.default_rng(0)
-    picked = rng.choice(case.baseline_rows, min(KS_REFERENCE_ROWS, case.baseline_rows), replace=False)
+    picked = rng.choice(known, min(KS_REFERENCE_ROWS, known), replace=False)
     reference = np.sort(scores[picked])
     size = len(reference) * RING_ROWS / (len(reference) + RING_ROWS)
     shares = np.arange(RING_ROWS) / RING_ROWS
     found = []
-    for end in range(case.baseline_rows + RING_ROWS, len(scores) + 1, KS_EVERY_ROWS):
+    for end in range(known + RING_ROWS, len(scores) + 1, KS_EVERY_ROWS):
         window = np.sort(scores[end - RING_ROWS : end])
         distance = float(np.max(np.searchsorted(reference, window, "right") / len(reference) - shares))
         if exp(-2 * max(distance, 0.0) ** 2 * size) < KS_P:
-            found.append(end - 1)
+            found.append(int(rows[end - 1]))
     return rested(found, case.baseline_rows)
 
 

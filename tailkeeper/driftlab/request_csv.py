@@ -23,7 +23,7 @@ def read_requests(path: Path) -> Rows:
 
     Raises ValueError naming line and column, OSError where the file cannot be read.
     """
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             lines = np.fromiter(_lines(reader), dtype=np.dtype((np.float64, len(CSV_COLUMNS))))

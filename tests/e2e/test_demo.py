@@ -61,6 +61,19 @@ def test_a_demo_that_is_terminated_leaves_nothing_running() -> None:
     assert not programs & _running().keys()
 
 
+@pytest.mark.parametrize(("fault", "mix", "seconds"), [("blind", "rlhf", 45.0), ("hang", "sft", 45.0)])
+def test_other_faults_and_loads_end_well_too(
+    fault: str, mix: str, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stack, "_which", lambda name: None)
+    ended_well = story.run_demo(seconds, fault, mix, free_port(), color=False)
+    told = capsys.readouterr().out
+    assert ended_well, told
+    words = [line.split()[1] for line in told.splitlines() if line[:2].isdigit()]
+    assert "found" in words
+    assert ("acted" in words) is (fault != "blind")
+
+
 def test_without_any_other_program_the_small_gateway_does_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

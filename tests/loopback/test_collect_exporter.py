@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
+import pytest
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
@@ -49,6 +51,29 @@ async def test_many_hung_exporters_keep_neither_the_tick_nor_the_healthy_ones_wa
     for _ in range(20):
         states = await fleet.states()
     assert set(states.values()) == {State.SERVING}, "each that recovered is asked again"
+    await fleet.source.close()
+
+
+DEEP = "[" * 100_000
+HUGE = 10**400
+STALLED = {"backend": "bad", "reasons": ["no_progress"], "checks": {"progress": {"value": HUGE}}}
+HEALTH = json.dumps({"backends": [STALLED]})
+RECORDS = json.dumps({"next": 1, "requests": [{"backend": "bad", "outcome": "ok", "ttft_s": HUGE, "start": HUGE}]})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/healthz", DEEP), ("/healthz", HEALTH), ("/api/v1/requests", DEEP), ("/api/v1/requests", RECORDS)]
+)
+async def test_what_one_exporter_says_never_costs_the_others_their_observations(path: str, body: str) -> None:
+    fleet = Fleet(("good", "bad"), set())
+
+    async def hostile(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "bad" and request.url.path == path:
+            return httpx.Response(200, text=body)
+        return await fleet.answer(request)
+
+    fleet.source._client = httpx.AsyncClient(transport=httpx.MockTransport(hostile))
+    assert await fleet.states() == {"good": State.SERVING, "bad": State.SERVING}
     await fleet.source.close()
 
 

@@ -58,7 +58,7 @@ async def test_a_fault_is_injected_listed_and_cleared_on_one_engine_only(fleet: 
     ("document", "message"),
     [
         ({"engine": "sim-z", "fault": "hang"}, "sim-z.*sim-a, sim-b, sim-c"),
-        ({"engine": "sim-a", "fault": "throttle"}, "not simulated yet"),
+        ({"engine": "sim-a", "fault": "fire"}, "available: .*throttle, blind"),
         ({"engine": "sim-a", "fault": "hang", "duration_s": -1}, "duration_s"),
     ],
 )
@@ -86,6 +86,34 @@ async def test_the_gpu_file_is_written_again_and_again(fleet: Fleet, tmp_path: P
         while path.stat().st_mtime_ns == first:  # noqa: ASYNC110  a file has no event to wait for
             await asyncio.sleep(0.05)
     assert json.loads(path.read_text(encoding="utf-8"))["gpus"][0]["utilization_ratio"] == 0.0
+
+
+async def test_a_blind_engine_serves_and_neither_its_page_nor_its_gpu_can_be_read(
+    fleet: Fleet, admin: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    url = fleet.engines["sim-b"].url
+    await admin.post("/faults", json={"engine": "sim-b", "fault": "blind", "duration_s": 20})
+    async with httpx.AsyncClient(base_url=url, timeout=0.3) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/metrics")
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+        answers = [await client.get("/health"), await client.post("/v1/completions", json=body, timeout=5)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        blocked = await _blocked(tmp_path / "gpu.json", 1)
+        assert blocked == [0, 1, 0], "nobody else's GPU is touched"
+        await admin.delete("/faults/sim-b")
+        assert (await client.get("/metrics")).status_code == 200
+
+
+async def _blocked(path: Path, wanted: int) -> list[int]:
+    """Which GPUs block their readers, once so many do."""
+    async with asyncio.timeout(5):
+        while True:
+            gpus = json.loads(path.read_text(encoding="utf-8"))["gpus"]  # noqa: ASYNC240  a small file in a test
+            blocked = [int(gpu["hang_s"] > 0) for gpu in gpus]
+            if sum(blocked) == wanted:
+                return blocked
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("count", ["0", "27"])

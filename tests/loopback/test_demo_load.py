@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from tailkeeper_demo.http1 import Request
 from tailkeeper_demo.http_server import Handler, HttpServer, Reply
 from tailkeeper_demo.load import LoadGenerator, LoadSettings, main
 from tailkeeper_demo.load_stats import LoadStats
-from tailkeeper_demo.trace import Caps, TraceRow
+from tailkeeper_demo.trace import Caps, Source, TraceRow
 
 EVENT = 'data: {"choices":[{"index":0,"text":"%s"}]}\n\n'
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -33,9 +34,9 @@ def rows(count: int, gap_s: float = 0.01) -> Iterator[TraceRow]:
     return (TraceRow(number * gap_s, 100, 5) for number in range(count))
 
 
-async def drive(settings: LoadSettings, count: int) -> Mapping[str, object]:
+async def drive(settings: LoadSettings, count: int, source: Source = Source.ONLINE) -> Mapping[str, object]:
     stats = LoadStats(rate_per_s=100, slo_ttft_s=settings.slo_ttft_s, started_unix_s=1000.0)
-    generator = LoadGenerator(settings, rows(count), stats)
+    generator = LoadGenerator(settings, (replace(row, source=source) for row in rows(count)), stats)
     await asyncio.wait_for(generator.run(), 10)
     totals = stats.document(generator.run_s(), done=True)["totals"]
     assert isinstance(totals, dict)
@@ -143,6 +144,27 @@ async def test_a_late_answer_is_ok_but_missed() -> None:
     async with serving(later(0.3, stream(EVENT % "a", DONE))) as port:
         totals = await drive(settings_for(port), 3)
     assert (totals["ok"], totals["within_slo"], totals["missed_slo"]) == (3, 0, 3)
+
+
+@pytest.mark.parametrize(("slo_s", "within"), [(5.0, 3), (0.1, 0)])
+async def test_a_whole_answer_is_judged_at_its_end_and_has_no_first_token(slo_s: float, within: int) -> None:
+    seen: list[tuple[object, str | None]] = []
+
+    def answer(request: Request, reply: Reply) -> None:
+        seen.append((json.loads(request.body)["stream"], request.headers.get("x-priority")))
+        reply.send_json(200, {"choices": [{"text": "an answer"}]})
+
+    async with serving(later(0.2, answer)) as port:
+        totals = await drive(settings_for(port, slo_ttft_s=0.05, slo_whole_s=slo_s), 3, Source.ROLLOUT)
+    assert (totals["ok"], totals["within_slo"], totals["missed_slo"], totals["ttft_samples"]) == (3, within, 3 - within, 0)
+    assert totals["by_source"] == {"rollout": {"within_slo": within, "missed_slo": 3 - within}}
+    assert seen == [(False, "low")] * 3
+
+
+async def test_a_whole_answer_without_text_is_an_error() -> None:
+    async with serving(lambda _, reply: reply.send_json(200, {"choices": []})) as port:
+        totals = await drive(settings_for(port), 3, Source.EVALUATION)
+    assert (totals["ok"], totals["errors"], totals["missed_slo"]) == (0, 3, 3)
 
 
 async def test_sends_beyond_the_bound_are_refused_and_counted() -> None:

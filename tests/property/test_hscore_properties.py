@@ -81,3 +81,16 @@ def test_failed_requests_never_lower_the_exact_p99(good: list[float], bad: list[
     _, without_failures = score_fleet(snapshot, served, Memory(), rules)
     _, with_failures = score_fleet(snapshot, (*failed, *served), Memory(), rules)
     assert with_failures.exact == without_failures.exact
+
+
+@given(st.integers(1, 5_000), st.integers(0, 5_000), latencies, ratios, ratios, slos)
+def test_failing_altogether_is_never_better_than_being_slow(
+    ok: int, errors: int, ttft: list[int] | None, cpu: float | None, uptime: float | None, slo_s: float
+) -> None:
+    shares = [0.35, 0.40, 0.15, 0.10]
+    slow = scored({"ok": ok, "error": errors}, ttft, cpu, uptime, shares, slo_s)
+    failing = scored({"ok": 0, "error": ok + errors}, ttft and [0] * len(ttft), cpu, uptime, shares, slo_s)
+
+    assert slow.hscore is not None
+    assert failing.hscore is not None
+    assert failing.hscore <= slow.hscore + ROUNDING

@@ -28,7 +28,7 @@ observations = st.builds(
     BackendObservation,
     st.just("x"), st.sampled_from(State), st.one_of(st.none(), numbers), st.sampled_from([None, "lost"]),
     st.one_of(st.dictionaries(names, present), st.dictionaries(names, readings)), st.dictionaries(names, histograms),
-    st.lists(gpus, max_size=1).map(tuple), st.sampled_from([(), ("a reason",)]),
+    st.lists(gpus, max_size=1).map(tuple), st.sampled_from([(), ("a reason",)]), st.frozensets(names),
 )  # fmt: skip
 
 

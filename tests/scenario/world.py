@@ -226,7 +226,7 @@ class World:
             catalog.ITL.name: Histogram((0.05, 0.1, inf), (0.0, sick.itl_count, sick.itl_count), sick.itl_sum),
         }
         reasons = ("3 in flight, no token for 10.0 s, own probe unanswered",) if sick.state is State.HUNG else ()
-        return BackendObservation(name, sick.state, 0.0, None, readings, histograms, (), reasons)
+        return BackendObservation(name, sick.state, 0.0, None, readings, histograms, (), reasons, frozenset({"m"}))
 
     def verdicts(self, backend: str) -> list[str]:
         """The decision log of one backend, oldest first."""

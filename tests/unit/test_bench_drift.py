@@ -87,6 +87,28 @@ def test_a_bad_file_is_wrong_usage_and_says_where(tmp_path: Path, text: str, mes
     assert message in result.stderr
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.csv", loaded(7_000, 1))
+    plain = json.loads(run(path, "--baseline", str(BASELINE)).stdout)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    marked = json.loads(run(path, "--baseline", str(BASELINE)).stdout)
+    assert marked["rows"] == plain["rows"] == 7_000
+
+
+def test_a_file_out_of_order_says_so(tmp_path: Path) -> None:
+    rows = loaded(8_000, 1)
+    rows.table[7_000:, 0] -= 7_200
+    notes = json.loads(run(write(tmp_path / "r.csv", rows), "--baseline", str(BASELINE)).stdout)["notes"]
+    assert any("sort by start_s" in note and note.split()[0] == "1000" for note in notes)
+
+
+def test_requests_that_do_not_say_their_load_are_no_alarm_of_ks(tmp_path: Path) -> None:
+    rows = loaded(12_000, 1)
+    rows.table[::11, 3] = float("nan")
+    figures = json.loads(run(write(tmp_path / "r.csv", rows), "--baseline", str(BASELINE)).stdout)
+    assert figures["detectors"]["ks"]["alarms"] == []
+
+
 def test_bytes_that_are_no_text_a_missing_file_and_a_folder_are_wrong_usage(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_bytes(HEADER.encode() + b"\n\xff\xfe\n")

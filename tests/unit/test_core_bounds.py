@@ -19,6 +19,13 @@ def test_records_of_backends_that_are_not_configured_are_not_remembered() -> Non
     assert {backend for backend, _ in memory.rings} == {"a"}
 
 
+def test_a_latency_of_thirty_years_is_a_broken_clock_and_no_p99() -> None:
+    snapshot = FleetSnapshot(1, 10.0, 1_000.0, (Backend("a"),), {})
+    records = tuple(RequestRecord("a", "ok", ttft_s, 0.01, 1.0) for ttft_s in (0.1, 1e9))
+    memory, _ = score_fleet(snapshot, records, Memory(), RULES)
+    assert len(memory.rings["a", "ttft"][0]) == 1
+
+
 def test_failures_are_in_a_row_only_where_successes_would_be_seen() -> None:
     breaker = Breaker()
     for errors in range(20):

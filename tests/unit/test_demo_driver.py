@@ -1,4 +1,4 @@
-"""The engine in time: iterations, and the faults hang, slow and oom, on a clock that the test turns."""
+"""The engine in time: iterations, and the faults hang, flap, slow, throttle and oom, on a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from tailkeeper_demo.engine import Engine
 from tailkeeper_demo.engine_driver import EngineDriver
 from tailkeeper_demo.engine_stats import FinishReason
 from tailkeeper_demo.engine_types import Arrival, EngineParams, Token
-from tailkeeper_demo.faults import OOM_CLIMB_S, OOM_FLOOR_RATIO, OOM_KILL_AFTER_S, Fault, FaultKind
+from tailkeeper_demo.faults import (
+    FLAP_BAD_S,
+    FLAP_GOOD_S,
+    OOM_CLIMB_S,
+    OOM_FLOOR_RATIO,
+    OOM_KILL_AFTER_S,
+    THROTTLE_FALL_S,
+    THROTTLE_HEAT_S,
+    Fault,
+    FaultKind,
+)
 
 STEADY = replace(EngineParams(), noise_sigma=0.0)
 
@@ -164,6 +174,48 @@ def test_slow_stretches_the_time_between_tokens_by_its_factor() -> None:
         bench.clock.turn(60)
         means.append(bench.engine.stats.itl_s.total / bench.engine.stats.itl_s.count)
     assert means[1] / means[0] == pytest.approx(5.0, rel=0.01)
+
+
+def test_a_flapping_engine_stands_still_and_answers_in_turn_and_loses_no_request() -> None:
+    bench = Bench()
+    bench.fault(FaultKind.FLAP)
+    moved: list[bool] = []
+    for second in range(40):
+        before = len(bench.tokens)
+        bench.submit(output=20)
+        bench.clock.turn(1)
+        moved.append(len(bench.tokens) > before)
+        assert moved[-1] is (second % (FLAP_BAD_S + FLAP_GOOD_S) >= FLAP_BAD_S), second
+    bench.driver.set_fault(None)
+    bench.clock.turn(30)
+    assert len([token for token in bench.tokens if token.finish]) == bench.number
+    assert bench.engine.in_flight == 0
+
+
+def test_a_flap_that_ended_or_was_replaced_hangs_nobody_later() -> None:
+    bench = Bench()
+    bench.fault(FaultKind.FLAP)
+    bench.clock.turn(FLAP_BAD_S + 1)
+    bench.fault(FaultKind.SLOW, 1.0)
+    bench.submit(output=100)
+    bench.clock.turn(30)
+    assert len(bench.tokens) == 100
+
+
+def test_a_throttled_gpu_slows_the_engine_as_much_as_its_clock_falls() -> None:
+    bench = Bench()
+    bench.fault(FaultKind.THROTTLE, 4.0)
+    bench.submit(output=2000)
+    bench.clock.turn(THROTTLE_HEAT_S)
+    assert bench.driver.clock_ratio() == 1.0
+    usual = len(bench.tokens) / THROTTLE_HEAT_S
+    bench.clock.turn(THROTTLE_FALL_S + 1)
+    assert bench.driver.clock_ratio() == 0.25
+    before = len(bench.tokens)
+    bench.clock.turn(10)
+    assert usual / ((len(bench.tokens) - before) / 10) == pytest.approx(4.0, rel=0.05)
+    bench.driver.set_fault(None)
+    assert bench.driver.clock_ratio() == 1.0
 
 
 def test_an_engine_out_of_memory_fills_up_preempts_crawls_and_is_killed_after_twenty_seconds_of_work() -> None:

@@ -196,6 +196,23 @@ def test_the_iteration_time_is_base_plus_prefill_plus_decode_plus_cache() -> Non
     assert second_s == pytest.approx(params.step_base_s + params.decode_sequence_s + 1000 * params.kv_token_s)
 
 
+def test_the_same_prompt_is_computed_once_and_another_prompt_anew() -> None:
+    engine = Engine(replace(STEADY, shared_prefix_tokens=0), random.Random(1))
+    for name, key in (("a", "p"), ("b", "p"), ("c", "q"), ("d", None)):
+        engine.submit(replace(arrival(name, prompt=400, output=1), prompt_key=key))
+    run_dry(engine)
+    assert engine.stats.prefix_queries_tokens == 1600
+    assert engine.stats.prefix_hits_tokens == 384, "whole blocks of the second alone, one token at least is computed"
+
+
+def test_only_so_many_prompts_stay_in_the_prefix_cache() -> None:
+    engine = Engine(replace(STEADY, shared_prefix_tokens=0, cached_prompts=2), random.Random(1))
+    for number, key in enumerate(("p", "q", "r", "p", "r")):
+        engine.submit(replace(arrival(str(number), prompt=400, output=1), prompt_key=key))
+        run_dry(engine)
+    assert engine.stats.prefix_hits_tokens == 384, "the first was given up, the last was still there"
+
+
 def test_slow_multiplies_the_iteration_time_and_nothing_else() -> None:
     fast, slow = (Engine(EngineParams(), random.Random(7)) for _ in range(2))
     for engine in (fast, slow):

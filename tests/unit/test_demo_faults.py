@@ -7,15 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailkeeper_demo.faults import (
+    FLAP_BAD_S,
+    FLAP_GOOD_S,
     OOM_FLOOR_RATIO,
     OOM_SWELL_RATIO,
-    PLANNED_FAULTS,
+    THROTTLE_FALL_S,
+    THROTTLE_HEAT_S,
     Fault,
     FaultError,
     FaultKind,
+    flap_phase,
     oom_reserved_ratio,
     parse_fault,
-    parse_kind,
+    throttled_clock_ratio,
 )
 
 
@@ -32,10 +36,13 @@ def test_parameters_are_taken_over() -> None:
     assert parse_fault(document) == ("sim-a", Fault(FaultKind.SLOW, 12.0, 3.5, 0.25))
 
 
-@pytest.mark.parametrize("name", PLANNED_FAULTS)
-def test_a_fault_that_is_not_simulated_yet_is_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(FaultError, match=f"{name}.*not simulated yet.*hang, slow, oom, errors, restart"):
-        parse_kind(name)
+def test_the_faults_are_those_of_the_public_contract() -> None:
+    assert set(FaultKind) == {"hang", "slow", "oom", "errors", "restart", "flap", "throttle", "blind"}
+
+
+def test_an_unknown_fault_is_refused_with_what_there_is() -> None:
+    with pytest.raises(FaultError, match=r"fire.*hang, slow, oom, errors, restart, flap, throttle, blind"):
+        parse_fault({"engine": "sim-a", "fault": "fire"})
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,23 @@ def test_a_wrong_request_is_refused_with_the_key_and_what_is_allowed(document: o
 @given(st.floats(-10, 10_000, allow_nan=False))
 def test_the_leak_never_takes_the_whole_pool_nor_less_than_nothing(elapsed_s: float) -> None:
     assert 0.0 <= oom_reserved_ratio(elapsed_s) <= OOM_FLOOR_RATIO + OOM_SWELL_RATIO < 1.0
+
+
+@given(st.floats(0, 10_000))
+def test_a_flap_is_bad_for_its_time_then_good_for_its_time_and_says_when_that_ends(elapsed_s: float) -> None:
+    hung, left_s = flap_phase(elapsed_s)
+    assert 0 < left_s <= (FLAP_BAD_S if hung else FLAP_GOOD_S)
+    assert flap_phase(elapsed_s + left_s + 0.001)[0] is not hung
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "ratio"),
+    [(0.0, 1.0), (THROTTLE_HEAT_S, 1.0), (THROTTLE_HEAT_S + THROTTLE_FALL_S / 2, 0.6), (THROTTLE_HEAT_S + 100, 0.2)],
+)
+def test_an_overheating_gpu_heats_up_first_and_then_loses_its_clock(elapsed_s: float, ratio: float) -> None:
+    assert throttled_clock_ratio(elapsed_s, 5.0) == pytest.approx(ratio)
+
+
+@given(st.floats(-10, 1000), st.floats(1, 100))
+def test_a_clock_never_rises_above_its_own_nor_falls_below_the_factor(elapsed_s: float, factor: float) -> None:
+    assert 1 / factor - 1e-12 <= throttled_clock_ratio(elapsed_s, factor) <= 1.0

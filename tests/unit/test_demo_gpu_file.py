@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,12 @@ def settle(reading_per_s: float, *, phase: Phase = Phase.SERVING, leaked: float 
     state = GpuState(0, gpu_uuid(0))
     for tick in range(1, 2 * seconds + 1):
         state = advance(state, EngineReading(phase, reading_per_s * tick / 2, leaked), 0.5)
+    gpus = document([state])["gpus"]
+    assert isinstance(gpus, list)
+    return dict(gpus[0])
+
+
+def device(state: GpuState) -> dict[str, Any]:
     gpus = document([state])["gpus"]
     assert isinstance(gpus, list)
     return dict(gpus[0])
@@ -71,6 +78,29 @@ def test_memory_is_preallocated_rises_with_a_leak_and_is_free_when_the_engine_is
 ) -> None:
     gpu = settle(0.3, phase=phase, leaked=leaked, seconds=2)
     assert low <= round(gpu["memory_used_bytes"] / MEMORY_TOTAL_BYTES, 6) <= high
+
+
+def test_a_gpu_without_cooling_gets_hot_first_then_throttles_and_says_why() -> None:
+    state = GpuState(0, gpu_uuid(0), temperature_celsius=50.0)
+    usual = document([state])["gpus"]
+    state = advance(state, EngineReading(Phase.SERVING, 0.5, 0.0, overheats=True), 4.0)
+    assert state.temperature_celsius > 75, "hot before the clock falls"
+    assert device(state)["throttle_reasons"] == []
+    state = advance(state, EngineReading(Phase.SERVING, 1.0, 0.0, clock_ratio=0.2, overheats=True), 4.0)
+    throttled = device(state)
+    assert throttled["throttle_reasons"] == ["hw_thermal_slowdown"]
+    assert throttled["sm_clock_hz"] == pytest.approx(0.2 * 1.98e9, rel=0.05)
+    assert throttled["temperature_celsius"] > 85
+    healed = device(advance(state, EngineReading(Phase.SERVING, 1.2, 0.0), 60.0))
+    assert isinstance(usual, list)
+    assert (healed["throttle_reasons"], healed["sm_clock_hz"]) == ([], pytest.approx(usual[0]["sm_clock_hz"], rel=0.07))
+    assert healed["temperature_celsius"] < 75
+
+
+def test_a_gpu_nobody_can_read_blocks_the_call_and_only_while_it_is_so() -> None:
+    state = advance(GpuState(0, gpu_uuid(0)), EngineReading(Phase.SERVING, 0.1, 0.0, unreadable=True), 0.5)
+    assert device(state)["hang_s"] >= 10
+    assert device(advance(state, EngineReading(Phase.SERVING, 0.2, 0.0), 0.5))["hang_s"] == 0
 
 
 def test_a_restarted_engine_counts_from_zero_and_utilisation_stays_in_range() -> None:

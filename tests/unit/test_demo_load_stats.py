@@ -33,6 +33,20 @@ def test_a_bucket_has_the_promised_fields_and_is_json() -> None:
     assert (row["t"], row["sent"], row["ok"], row["within_slo"], row["ttft_p99"], row["in_flight"]) == (1000, 1, 1, 1, 0.3, 0)
 
 
+def test_verdicts_are_told_apart_by_who_sent_the_request() -> None:
+    s = stats()
+    s.verdict(0.1, within=True)
+    s.verdict(0.2, within=True, source="rollout")
+    s.verdict(0.3, within=False, source="rollout")
+    totals = s.document(1.0, done=True)["totals"]
+    assert isinstance(totals, dict)
+    assert totals["by_source"] == {
+        "online": {"within_slo": 1, "missed_slo": 0},
+        "rollout": {"within_slo": 1, "missed_slo": 1},
+    }
+    assert (totals["within_slo"], totals["missed_slo"]) == (2, 1)
+
+
 def test_quiet_seconds_are_there_with_zero_counts_and_unknown_latency() -> None:
     s = stats()
     s.sent(0.5)

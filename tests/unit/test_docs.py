@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import Config, parse
+from tailkeeper_demo.faults import FaultKind
+from tailkeeper_demo.mix import Mix
 from tailkeeper_watchdog.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +68,8 @@ def test_the_command_line_explains_itself(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo", "--fault", "flap"], "not simulated yet"),
-        (["demo", "--fault", "fire"], "unknown"),
-        (["demo", "--mix", "rlhf"], "not in this version"),
+        (["demo", "--fault", "fire"], "hang, slow, oom, errors, restart, flap, throttle, blind"),
+        (["demo", "--mix", "batch"], "online, rlhf, sft"),
         (["exporter", "-c", "nowhere.yaml"], "cannot be read"),
         (["watchdog"], "--config"),
         (["bench", "tick", "--backends", "0"], "greater than or equal to 1"),
@@ -78,3 +79,9 @@ def test_wrong_usage_ends_with_exit_2_and_says_what_was_wrong(arguments: list[st
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2, result.output
     assert said in result.output
+
+
+def test_the_demos_help_names_every_fault_and_every_load() -> None:
+    shown = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
+    assert all(fault in shown for fault in FaultKind)
+    assert all(mix in shown for mix in Mix)

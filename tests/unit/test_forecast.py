@@ -153,8 +153,8 @@ def test_trust_comes_and_goes_with_a_gap_between() -> None:
         trust.learn(1.0, 2.0, 2.0)  # as good as the last value: it stays what it was
     assert trust.state is State.ON
     for _ in range(MATURED):
-        trust.learn(1.0, 2.2, 2.0)
-    assert trust.state is State.OFF
+        trust.learn(1.0, 2.02, 2.0)
+    assert trust.state is State.OFF, "never shown while it is worse, however little"
     for _ in range(MATURED):
         trust.learn(1.0, 2.0, 2.0)
     assert trust.state is State.OFF

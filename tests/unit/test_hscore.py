@@ -74,6 +74,10 @@ def test_cpu_costs_nothing_up_to_85_percent_and_then_exponentially(usage: float,
     assert cpu_goodness(usage) == pytest.approx(goodness)
 
 
+def test_a_negative_cpu_usage_is_no_measurement() -> None:
+    assert "cpu_usage" in scored(cpu=-0.2, uptime=1.0).unknown_factors
+
+
 def test_a_perfect_backend_scores_one_and_nothing_dominates() -> None:
     result = scored(0.1, 0.0, 0.2, 1.0)
     assert result.hscore == pytest.approx(1.0)

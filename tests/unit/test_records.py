@@ -103,7 +103,7 @@ def test_what_is_no_record_gives_nothing(tmp_path: Path, body: bytes) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        None, 3, [], {}, {"run": 1}, {"run": "r", "format": 99, "configuration": {}, "continued": False}, {"i": 0},
+        None, 3, [], {}, {"run": 1}, {"run": "r", "format": 0, "configuration": {}, "continued": False}, {"i": 0},
         {"i": 0, "m": 1},
         {"i": 0, "t": "x", "u": 1}, {"i": 0, "t": 1, "u": 1, "m": [0, 0, 0, 0], "s": {"a": {}}},
     ],

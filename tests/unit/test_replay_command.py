@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tailkeeper.cli import app
+from tailkeeper_watchdog.records.lines import FORMAT
 from tailkeeper_watchdog.replay.times import parse_time
 from tailkeeper_watchdog.replay.words import text
 from tests.unit.test_records import write
@@ -50,6 +52,7 @@ def test_what_is_no_time_is_refused_with_what_is_allowed(given: str) -> None:
         (["--prometheus", "http://p", "--start", "-1d"], "needs --start T and --end T"),
         (["--prometheus", "http://p", "--start", "x", "--end", "now"], "--start: 'x' is no time"),
         (["--prometheus", "http://p", "--start", "now", "--end", "-1d"], "must be before"),
+        (["--prometheus", "http://p", "--start", "now", "--end", "2200-01-01"], "--start must be in the past"),
         (["--prometheus", "p", "--start", "-1d", "--end", "now"], "--prometheus"),
         (["--records", "x", "-c", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
@@ -68,6 +71,31 @@ def test_records_that_cannot_be_read_are_said_and_end_with_1(tmp_path: Path, bod
     result = CliRunner().invoke(app, ["replay", "--records", str(path)])
     assert result.exit_code == 1
     assert str(path) in result.stderr
+
+
+def test_records_of_a_newer_version_are_said_to_be_so(tmp_path: Path) -> None:
+    line = {"run": "1", "format": FORMAT + 1, "continued": False, "configuration": {}}
+    (tmp_path / "r").write_bytes(gzip.compress(json.dumps(line).encode() + b"\n"))
+    result = CliRunner().invoke(app, ["replay", "--records", str(tmp_path / "r")])
+    assert result.exit_code == 1
+    assert "a newer version wrote it, in format 2; this one reads format 1" in result.stderr
+
+
+def test_where_there_is_no_room_advice_is_told_rather_than_a_detector_that_is_often_wrong() -> None:
+    kinds = ["zscore"] * 50 + ["advice", "block_e"]
+    findings = [
+        {"kind": kind, "severity": "page" if kind == "block_e" else "info", "since": 60.0 * number, "until": None,
+         "summary": f"{kind} {number}", "users_felt": None}
+        for number, kind in enumerate(kinds)
+    ]  # fmt: skip
+    report = {
+        "source": {"where": "x", "decides": "y"}, "period": {"start": None}, "slo": {"ttft_p99_s": 1.2, "objective": 0.995},
+        "backends": [], "findings": findings, "decisions": [], "decisions_left_out": 0, "policies": [], "unknown": [],
+    }  # fmt: skip
+    page = text(report)
+    assert "advice 50" in page
+    assert "block_e 51" in page
+    assert "and 12 more" in page
 
 
 def test_a_server_that_is_not_there_is_said_and_ends_with_1() -> None:

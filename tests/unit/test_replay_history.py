@@ -176,12 +176,57 @@ async def test_an_answer_that_is_too_large_is_asked_for_in_halves(prometheus: Me
     assert again["backends"][0]["requests"] == 60 * 30
 
 
+async def test_a_day_of_engines_too_large_to_be_found_at_once_is_asked_for_in_halves(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000"), Vllm("b:8000", silent=(0, 3_000)), seconds=3_600)
+    prometheus.largest = 200
+    report = await replay(3_600)
+    assert [b["backend"] for b in report["backends"]] == ["a:8000", "b:8000"]
+    assert any("[3600s]" in query for query in prometheus.queries), "the whole was asked for first"
+
+
+async def test_where_the_server_was_away_no_engine_is_blamed(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000"), seconds=900)
+    for _, points in prometheus.series.values():
+        points[:] = [(at, value) for at, value in points if at <= START + 300]
+    report = await replay(900)
+    (lost,) = [f for f in report["findings"] if f["kind"] == "telemetry_lost"]
+    assert lost["evidence"]["why"] == "the server has no sample of it"
+
+
+async def test_a_finding_is_told_as_it_was_at_its_gravest_and_not_at_its_end(prometheus: MemoryPrometheus) -> None:
+    prometheus.engines(Vllm("a:8000", slow=(3_600, 6_000)), seconds=9_000)
+    (burn,) = [f for f in (await replay(9_000))["findings"] if f["kind"] == "slo_burn" and f["signal"] == "ttft"]
+    assert burn["severity"] == "page"
+    assert "in the last hour" in burn["summary"]
+    assert burn["evidence"]["rule"] == "slow", "the end of it was harmless"
+
+
 async def test_one_backend_that_the_server_does_not_answer_for_does_not_cost_the_others(prometheus: MemoryPrometheus) -> None:
     prometheus.engines(Vllm("a:8000"), Vllm("b:8000"), seconds=300)
     prometheus.broken = lambda query: (500, "") if 'instance="b:8000"' in query else None
     report = await replay(300)
     assert {b["backend"]: b["requests"] for b in report["backends"]} == {"a:8000": 600, "b:8000": None}
     assert any("1 of 2 backends" in line for line in report["unknown"])
+
+
+@pytest.mark.parametrize("stretches", [1, 2])
+async def test_one_stretch_without_any_answer_does_not_cost_the_rest(prometheus: MemoryPrometheus, stretches: int) -> None:
+    prometheus.engines(Vllm("a:8000"), seconds=4_500)
+    reads = 0
+
+    def broken(query: str) -> Answer | None:
+        nonlocal reads
+        reads += 'instance="a:8000"' in query
+        return (500, "") if 1 < reads <= 1 + stretches else None
+
+    prometheus.broken = broken
+    if stretches > 1:
+        with pytest.raises(NothingToReplayError, match="http_500"):
+            await replay(4_500)
+        return
+    report = await replay(4_500)
+    assert any("1 of 1 backends" in line for line in report["unknown"])
+    assert report["backends"][0]["seen_s"] > 3_000
 
 
 @pytest.mark.parametrize(

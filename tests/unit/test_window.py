@@ -109,3 +109,41 @@ def test_time_spent_dead_is_downtime() -> None:
     for now, state in [(0.0, State.SERVING), (10.0, State.SERVING), (20.0, State.HUNG)]:
         uptime = observe(uptime, state, now)
     assert uptime.ratio() == 0.5
+
+
+@given(
+    gaps=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=30),
+    seconds=st.sampled_from([0.0, 5.0, 10.0, 60.0, 1_000.0]),
+)
+def test_a_window_begins_at_the_latest_sample_that_is_old_enough_and_else_at_the_oldest(
+    gaps: list[float], seconds: float
+) -> None:
+    at, result = 0.0, History()
+    for number, gap in enumerate(gaps):
+        at += gap
+        result = add(result, take_sample(seen(number), at))
+    window, earlier = over(result, seconds), result.samples[:-1]
+    old_enough = [s for s in earlier if at - s.at >= seconds]
+    assert window.start is (old_enough[-1] if old_enough else next(iter(earlier), None))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 40.0), st.sampled_from(list(State))), max_size=60), st.floats(0.0, 1e6))
+def test_the_uptime_is_that_of_the_last_hour_counted_minute_by_minute(steps: list[tuple[float, State]], start: float) -> None:
+    bins: dict[float, list[float]] = {}
+    now, last_at, uptime = start, None, Uptime()
+    for gap, state in steps * 4:
+        now += gap
+        uptime = observe(uptime, state, now)
+        if state in (State.UNKNOWN, State.STARTING, State.MISCONFIGURED):
+            last_at = None
+            continue
+        if last_at is not None and now - last_at <= 30.0:
+            of_minute = bins.setdefault(now - now % 60.0, [0.0, 0.0])
+            of_minute[0] += now - last_at
+            of_minute[1] += now - last_at if state.takes_work else 0.0
+            bins = {begun: of_one for begun, of_one in bins.items() if begun > now - 3_660.0}
+        last_at = now
+    observed = sum(of_one[0] for of_one in bins.values())
+    expected = sum(of_one[1] for of_one in bins.values()) / observed if observed > 0 else None
+    assert uptime.ratio() == (expected if expected is None else pytest.approx(expected))
+    assert len(uptime.minutes) <= 61

@@ -16,6 +16,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.attribution import attend
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
+from tailkeeper_watchdog.detectors.base import is_latency
 from tailkeeper_watchdog.findings import Book, close_gone, update
 from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.forgetting import forget as forget_backends
@@ -115,10 +116,11 @@ def score_fleet(
     windows, recent, scores = {}, {}, {}
     restarted: set[str] = set()
     bare = Situation(snapshot, EMPTY, EMPTY, EMPTY, rules.slo, rules.stale_after_s)
+    no_history, no_uptime, no_window = History(), Uptime(), Window()
     for backend in snapshot.backends:
         name = backend.name
-        history = memory.histories.get(name, History())
-        uptime = memory.uptimes.get(name, Uptime())
+        history = memory.histories.get(name, no_history)
+        uptime = memory.uptimes.get(name, no_uptime)
         seen = bare.fresh(name)
         if seen is not None and seen.age_s is not None:
             before, history = history, add(history, take_sample(seen, now - seen.age_s))
@@ -128,9 +130,9 @@ def score_fleet(
             epochs[name] = follow(epochs.get(name), seen, now)
         histories[name], uptimes[name] = history, uptime
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
-        windows[name] = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
-        recent[name] = over(history, RECENT_S) if seen else Window()
-        scores[name] = score(seen, windows[name], rules.weights, rules.slo, name)
+        window = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
+        windows[name], recent[name] = window, over(history, RECENT_S) if seen else no_window
+        scores[name] = score(seen, window, rules.weights, rules.slo, name)
     # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
     # an engine that is away answers no page, and its last requests were read while it did not.
     kept = without(memory.rings, frozenset(restarted)) if restarted else memory.rings
@@ -171,7 +173,7 @@ def _fill(
         if record.outcome != "ok":
             continue
         for signal, value in (("ttft", record.ttft_s), ("itl", record.itl_s), ("e2e", record.e2e_s)):
-            if value is not None:
+            if value is not None and is_latency(value):
                 batches.setdefault((record.backend, signal), []).append(value)
     if not batches:
         return rings

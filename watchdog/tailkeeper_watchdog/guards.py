@@ -117,9 +117,9 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
         elif context.snapshot.observations[backend.name].state.takes_work:
             serving.add(backend.name)
     pools = {pool: tuple(found) for pool, found in members.items()}
-    acted_on_in = _acted_on(context)
+    drained_in, acted_on_in, silent_in = _out(context)
     acted_on = {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if acted_on_by(lease)}
-    return _Tally(_drained(context), acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of, _silent(context))
+    return _Tally(drained_in, acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of, silent_in)
 
 
 def _pool(target: Target) -> Pool:
@@ -168,12 +168,22 @@ def _gets_little(server: ServerState) -> bool:
     return lowered or _gets_nothing(server)
 
 
-def _acted_on(context: GuardContext) -> set[tuple[Pool, str]]:
-    return _by_lease(context, acted_on_by) | _by_gateway(context, _gets_little)
-
-
-def _drained(context: GuardContext) -> set[tuple[Pool, str]]:
-    return _by_lease(context, lambda lease: is_drain(lease.knob, lease.written)) | _by_gateway(context, _gets_nothing)
+def _out(context: GuardContext) -> tuple[set[tuple[Pool, str]], set[tuple[Pool, str]], frozenset[tuple[Pool, str]]]:
+    """Who is drained, who is acted on, and whom a gateway that answers does not tell of, by pool: one pass over the fleet."""
+    drained = _by_lease(context, lambda lease: is_drain(lease.knob, lease.written))
+    acted_on = _by_lease(context, acted_on_by)
+    silent: set[tuple[Pool, str]] = set()
+    answering = {target.gateway for target in context.servers}
+    for backend in context.snapshot.backends:
+        for target in backend.targets:
+            server = context.servers.get(target)
+            if target.gateway in answering and (server is None or not server.values):
+                silent.add((_pool(target), backend.name))
+            if server is not None and _gets_little(server):
+                acted_on.add((_pool(target), backend.name))
+                if _gets_nothing(server):
+                    drained.add((_pool(target), backend.name))
+    return drained, acted_on, frozenset(silent)
 
 
 def _by_lease(context: GuardContext, out: Callable[[Lease], bool]) -> set[tuple[Pool, str]]:
@@ -188,26 +198,6 @@ def _by_lease(context: GuardContext, out: Callable[[Lease], bool]) -> set[tuple[
     }
 
 
-def _by_gateway(context: GuardContext, out: Callable[[ServerState], bool]) -> set[tuple[Pool, str]]:
-    """Pools and backends that their gateway reports so."""
-    return {
-        (_pool(target), backend.name)
-        for backend in context.snapshot.backends
-        for target in backend.targets
-        if target in context.servers and out(context.servers[target])
-    }
-
-
-def _silent(context: GuardContext) -> frozenset[tuple[Pool, str]]:
-    answering = {target.gateway for target in context.servers}
-    return frozenset(
-        (_pool(target), backend.name)
-        for backend in context.snapshot.backends
-        for target in backend.targets
-        if target.gateway in answering and not (target in context.servers and context.servers[target].values)
-    )
-
-
 def _first_refusal(wish: DesiredState, context: GuardContext, tally: _Tally) -> tuple[Refusal | None, str]:
     for check in (_who_may, _evidence, _timing):
         refusal, detail = check(wish, context)
@@ -215,12 +205,12 @@ def _first_refusal(wish: DesiredState, context: GuardContext, tally: _Tally) -> 
             return refusal, detail
     if not takes_out(wish):
         return None, ""
-    for pool, members in tally.members.items():
-        backend = next((m for m in members if m.name == wish.backend), None)
-        if backend is not None:
-            refusal, detail = _pool_refusal(wish, backend, pool, context.settings, tally)
-            if refusal is not None:
-                return refusal, detail
+    own = tally.pools.get(wish.backend, frozenset())
+    for pool in (pool for pool in tally.members if pool in own):
+        backend = next(m for m in tally.members[pool] if m.name == wish.backend)
+        refusal, detail = _pool_refusal(wish, backend, pool, context.settings, tally)
+        if refusal is not None:
+            return refusal, detail
     return None, ""
 
 

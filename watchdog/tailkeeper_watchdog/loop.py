@@ -78,6 +78,8 @@ class Parts:
     wall: Callable[[], float] = time.time
     memory: Memory = field(default_factory=Memory)
     """What is remembered from before the start."""
+    rest: Callable[[], None] = lambda: None
+    """Called after each tick, when everything is done: for what need not be done while a backend waits to be taken out."""
 
 
 def _in_words(error: BaseException) -> str:
@@ -134,6 +136,7 @@ class Loop:
         while not stop.is_set():
             started = self.parts.monotonic()
             await self.tick()
+            self.parts.rest()
             rest = self.parts.tick_s - (self.parts.monotonic() - started)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), max(0.001, rest))

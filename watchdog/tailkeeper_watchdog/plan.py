@@ -108,8 +108,9 @@ def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Ch
     memory = _remember(given, memory)
     changes: list[Change] = []
     wanted: set[tuple[Target, Knob]] = set()
+    targets = {b.name: b.targets for b in given.snapshot.backends} if given.wishes else {}
     for wish in given.wishes:
-        for target in _targets(wish.backend, given.snapshot):
+        for target in targets.get(wish.backend, ()):
             wanted.add((target, wish.knob))
             server = given.servers.get(target)
             if server is not None and wish.knob in server.values:
@@ -144,10 +145,6 @@ def forgotten(memory: ReturnMemory, gone: frozenset[str], targets: frozenset[Tar
         {key: at for key, at in memory.ramp_since.items() if key[0] not in gone},
         memory.no_ramp & targets,
     )
-
-
-def _targets(backend: str, snapshot: FleetSnapshot) -> tuple[Target, ...]:
-    return next((b.targets for b in snapshot.backends if b.name == backend), ())
 
 
 def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:

@@ -29,6 +29,12 @@ class Sample:
     histograms: Mapping[str, Histogram]
 
 
+def _rise(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:
+    if name not in before or name not in after:
+        return None
+    return after[name] - before[name]
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The difference of two samples. Everything is None where it is not known, never 0."""
@@ -46,10 +52,7 @@ class Window:
 
     def increase(self, name: str) -> float | None:
         """By how much a counter rose."""
-        if self.start is None or self.end is None:
-            return None
-        before, after = self.start.counters.get(name), self.end.counters.get(name)
-        return None if before is None or after is None else after - before
+        return None if self.start is None or self.end is None else _rise(self.start.counters, self.end.counters, name)
 
     def rate(self, name: str) -> float | None:
         """Increase per second."""
@@ -86,10 +89,13 @@ class Window:
         Aborted ones are the client's choice: neither good nor bad, and not counted. An engine that tells of failures and not of
         refusals counts these among them, or gives none.
         """
-        ok, failed = self.increase(_OK), self.increase(_ERROR)
+        if self.start is None or self.end is None:
+            return None
+        before, after = self.start.counters, self.end.counters
+        ok, failed = _rise(before, after, _OK), _rise(before, after, _ERROR)
         if ok is None or failed is None:
             return None
-        failed += self.increase(_REJECTED) or 0.0
+        failed += _rise(before, after, _REJECTED) or 0.0
         return ok + failed, failed
 
     @property

@@ -10,7 +10,6 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import httpx
@@ -25,6 +24,7 @@ MAX_PAGE_BYTES = 8 * 1024 * 1024
 MAX_CONCURRENT = 64
 MAX_RECORDS = 5_000
 """Request records taken from one exporter in one round; the rest comes with the next."""
+MAX_NUMBER = 1e300
 MAX_COUNT = 10**9
 """More tokens or requests than this at one backend is no count but a mistake."""
 
@@ -147,7 +147,7 @@ def _json(body: bytes | str) -> Any:
         return None
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # lists in lists in lists are no mistake of the others
         return None
 
 
@@ -195,7 +195,8 @@ def _word(value: Any) -> str | None:
 
 def _number(value: Any) -> float | None:
     """A measurement: none of these is ever negative."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+    # A whole number of 400 digits is JSON as well, and no float.
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
     return float(value) if good else None
 
 

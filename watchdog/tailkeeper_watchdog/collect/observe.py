@@ -18,8 +18,10 @@ from tailkeeper_watchdog.model import BackendObservation, GpuObservation
 
 _GPU_METRICS = tuple(m for m in catalog.CATALOG if catalog.GPU in m.labels)
 _GPU_NAMES = frozenset(m.name for m in _GPU_METRICS)
-WANTED: Mapping[str, Kind] = {m.name: m.kind for m in catalog.CATALOG if m.name.startswith("llm_")}
-"""What the watchdog reads of the exporter's page: the backends, not the exporter's own affairs."""
+WANTED: Mapping[str, Kind] = {
+    m.name: m.kind for m in catalog.CATALOG if m.name.startswith("llm_") or m.name == catalog.SCRAPE_AGE.name
+}
+"""What is read of the exporter's page: the backends, and of the exporter's own affairs how old the engine's page is."""
 _STATES = {state.value: state for state in State}
 
 
@@ -66,6 +68,8 @@ def _take(parts: _Parts, key: SeriesKey, value: float) -> None:
             parts.state = _STATES.get(key.label("state"), State.UNKNOWN)
     elif name in _GPU_NAMES:
         _take_gpu(parts, key, value)
+    elif name == catalog.SCRAPE_AGE.name and key.label("source") != "engine":
+        return
     else:
         slot = f"{name}{{{key.label('outcome')}}}" if name == catalog.REQUESTS.name else name
         _merge(parts.values, slot, value, BY_NAME[name].merge)

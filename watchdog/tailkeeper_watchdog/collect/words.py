@@ -9,6 +9,8 @@ from tailkeeper_exporter.liveness import Why
 
 MAX_REASONS = 10
 MAX_CHARS = 300
+MAX_STALLED_S = 1e9
+"""Of thirty years or more a tired person needs no tenth of a second, and a number of 400 digits cannot be written so."""
 
 
 def reasons_of(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -40,7 +42,7 @@ def _sentences(codes: list[str], checks: Mapping[str, Any]) -> Iterator[str]:
 def _stalled(checks: Mapping[str, Any]) -> str:
     progress = checks.get("progress")
     value = progress.get("value") if isinstance(progress, dict) else None
-    return f" for {value:.1f} s" if isinstance(value, (int, float)) else ""
+    return f" for {value:.1f} s" if isinstance(value, (int, float)) and 0 <= value < MAX_STALLED_S else ""
 
 
 def _failing_check(name: str, checks: Mapping[str, Any], codes: list[str]) -> Iterator[str]:

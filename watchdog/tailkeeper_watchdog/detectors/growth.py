@@ -35,8 +35,11 @@ class Readings:
     @property
     def grows(self) -> bool:
         """READINGS rises in a row, which takes one more reading than that to see."""
-        pairs = list(zip(self.p99_s, self.p99_s[1:], strict=False))
-        return len(pairs) >= READINGS and all(later >= GROWTH * earlier > 0 for earlier, later in pairs[-READINGS:])
+        p99_s = self.p99_s
+        if len(p99_s) <= READINGS:
+            return False
+        # The newest first: of nearly all backends it has not risen.
+        return all(p99_s[-place] >= GROWTH * p99_s[-place - 1] > 0 for place in range(1, READINGS + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,10 @@ class Memory:
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
     now = situation.snapshot.now
     kept: dict[str, Readings] = {}
+    none_yet = Readings()
     symptoms: list[Symptom] = []
     for backend in situation.snapshot.backends:
-        readings = memory.readings.get(backend.name, Readings())
+        readings = memory.readings.get(backend.name, none_yet)
         quantile = situation.p99(backend.name, SIGNAL) if now - readings.taken_at >= SPACING_S else None
         if quantile is not None and quantile.samples >= MIN_SAMPLES:
             readings = readings.add(quantile, now)

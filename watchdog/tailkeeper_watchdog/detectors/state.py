@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
-from tailkeeper_watchdog.model import BackendObservation, FindingKind, Severity, Situation
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Severity, Situation
 
 _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
 
+PAGE_PATIENCE_S = 2.0
+"""Beyond the age at which evidence is stale: the exporter's usual time-out, so that one page that takes all of it is not lost."""
 
-def detect(situation: Situation, memory: None) -> tuple[None, tuple[Symptom, ...]]:
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """``paged`` has the backends whose metrics page was read at least once: one that has no page cannot lose it."""
+
+    paged: Mapping[str, bool] = field(default_factory=lambda: EMPTY)
+
+
+def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
     symptoms: list[Symptom] = []
+    new: dict[str, bool] = {}
+    limit_s = situation.stale_after_s + PAGE_PATIENCE_S
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
         if seen is None:
@@ -20,7 +35,22 @@ def detect(situation: Situation, memory: None) -> tuple[None, tuple[Symptom, ...
         else:
             symptoms.extend(_dead(seen))
             symptoms.extend(_pressure(seen))
-    return memory, tuple(symptoms)
+            age_s = seen.value(catalog.SCRAPE_AGE.name)
+            if age_s is None:
+                continue
+            if age_s <= limit_s:
+                if backend.name not in memory.paged:
+                    new[backend.name] = True
+            elif backend.name in memory.paged and not seen.state.is_dead and seen.state is not State.STARTING:
+                symptoms.append(_page_lost(seen, age_s, limit_s))
+    return Memory({**memory.paged, **new}) if new else memory, tuple(symptoms)
+
+
+def _page_lost(seen: BackendObservation, age_s: float, limit_s: float) -> Symptom:
+    """The exporter answers and cannot read the engine's page: what only the page tells is unknown; blind is not dead."""
+    summary = f"{seen.backend}: its metrics page cannot be read; by its probe it is {seen.state}, and nothing is done for this"
+    evidence = {"why": "the exporter cannot read the engine's metrics page", "age_s": age_s, "limit_s": limit_s}
+    return Symptom(FindingKind.TELEMETRY_LOST, seen.backend, Severity.TICKET, summary, evidence)
 
 
 def _lost(situation: Situation, name: str) -> Symptom:
@@ -67,7 +97,7 @@ def _pressure(seen: BackendObservation) -> list[Symptom]:
 DETECTOR = Detector(
     name="state",
     kinds=(FindingKind.HUNG, FindingKind.DOWN, FindingKind.TELEMETRY_LOST, FindingKind.MEMORY_PRESSURE),
-    new_memory=lambda: None,
+    new_memory=Memory,
     detect=detect,
     close_after_s=5.0,
 )

@@ -74,10 +74,10 @@ class Watched:
     @property
     def z(self) -> float | None:
         """None while there is no whole baseline, or no reading after it."""
-        spread = self.baseline.spread_s
-        if self.latest is None or not self.baseline.is_whole or spread <= 0:
+        if self.latest is None or not self.baseline.is_whole:
             return None
-        return (self.latest.value - self.baseline.mean_s) / spread
+        spread = self.baseline.spread_s
+        return None if spread <= 0 else (self.latest.value - self.baseline.mean_s) / spread
 
 
 Batch = tuple[float, NDArray[np.float64]]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
+from operator import le
 
 from tailkeeper_exporter.readings import Histogram
 
@@ -88,7 +89,7 @@ def _is_usable(reading: BucketReading) -> bool:
 
 def _rises(values: Sequence[float]) -> bool:
     """False for NaN too."""
-    return all(a <= b for a, b in pairwise(values))
+    return all(map(le, values, islice(values, 1, None)))
 
 
 def _load(readings: Sequence[BucketReading]) -> tuple[float, float, float] | None:

@@ -17,7 +17,7 @@ from tailkeeper_watchdog.drift.block_e import Alarm, BlockE
 from tailkeeper_watchdog.drift.blocks import cut
 from tailkeeper_watchdog.drift.design import LATE_BLOCKS, Design
 from tailkeeper_watchdog.drift.evidence import EPOCH_BLOCKS
-from tailkeeper_watchdog.drift.load import LoadModel
+from tailkeeper_watchdog.drift.load import TINY, LoadModel
 from tailkeeper_watchdog.drift.rows import (
     AT,
     LATENCY,
@@ -173,7 +173,7 @@ class FleetE:
         predicted_s = np.einsum("ji,ij->i", features(table), models.weights[owners])
         predicted_s = np.maximum(predicted_s, models.floor_s[owners])
         bins = (models.edges_s[owners] < predicted_s[:, None]).sum(axis=1)
-        excess = np.log(table[:, LATENCY] / predicted_s) - self._design.dead_band - models.medians[owners, bins]
+        excess = np.log(np.maximum(table[:, LATENCY] / predicted_s, TINY)) - self._design.dead_band - models.medians[owners, bins]
         scores = excess / models.scales[owners, bins]
         beyond = predicted_s > models.ceiling_s[owners]
         scores[beyond] = -inf

@@ -19,6 +19,8 @@ from tailkeeper_watchdog.drift.rows import CHUNK_TOKENS, LATENCY, BoolArray, Flo
 MIN_SCALE = 0.01
 """A bin whose 90th percentile is within 1 % of its median would call everything else a drift."""
 MIN_BIN_ROWS = 20
+TINY = float(np.finfo(np.float64).tiny)
+"""A latency of almost nothing over a large prediction underflows to a zero, which has no logarithm."""
 FLOOR_SHARE = 0.2
 """Predictions end at this share of the baseline's first percentile: a straight line knows no zero."""
 
@@ -55,7 +57,7 @@ def score(model: LoadModel, table: FloatArray, dead_band: float) -> tuple[FloatA
     """
     predicted_s = predict(model, table)
     bins = bin_of(model, predicted_s)
-    excess = np.log(table[:, LATENCY] / predicted_s) - dead_band - np.array(model.medians)[bins]
+    excess = np.log(np.maximum(table[:, LATENCY] / predicted_s, TINY)) - dead_band - np.array(model.medians)[bins]
     scores = np.asarray(excess / np.array(model.scales)[bins], dtype=np.float64)
     beyond = predicted_s > model.ceiling_s
     scores[beyond] = -inf
@@ -113,7 +115,7 @@ class OneRow:
         if predicted_s > self._model.ceiling_s:
             return -inf
         number = bisect_left(self._edges_s, predicted_s)
-        return (log(latency_s / predicted_s) - self._dead_band - self._medians[number]) / self._scales[number]
+        return (log(max(latency_s / predicted_s, TINY)) - self._dead_band - self._medians[number]) / self._scales[number]
 
     def _predict(self, load: tuple[float, float, float, float]) -> float:
         weights = self._model.weights

@@ -16,8 +16,8 @@ MATURED = 240
 MIN_MATURED = 40
 """Fewer than these make no 99th percentile of anything: it would be their maximum."""
 ON_BELOW = 0.95
-OFF_ABOVE = 1.05
-"""Of the last value's bound and of its mean error; the gap between them keeps a forecast from flickering."""
+"""Of the last value's bound and of its mean error. It goes off as soon as either is worse than the last value's; the gap
+between the two keeps a forecast from flickering."""
 QUANTILE = 0.99
 
 
@@ -83,13 +83,12 @@ class Trust:
         self.last_value.add(abs(last_value_s - actual_s))
         if len(self.model) < MIN_MATURED:
             return
-        if self._beats(ON_BELOW):
+        if all(ours < ON_BELOW * theirs for ours, theirs in self._pairs()):
             self.state = State.ON
-        elif self.state is State.LEARNING or not self._beats(OFF_ABOVE):
+        elif self.state is State.LEARNING or any(ours > theirs for ours, theirs in self._pairs()):
             self.state = State.OFF
 
-    def _beats(self, factor: float) -> bool:
-        """Whether both the bound and the mean error are below ``factor`` of the last value's: a forecast that is only
-        better when it is worst is not better."""
+    def _pairs(self) -> tuple[tuple[float, float], ...]:
+        """Bound and mean error, each beside the last value's: a forecast that is only better when it is worst is not better."""
         pairs = ((self.model.bound, self.last_value.bound), (self.model.mean, self.last_value.mean))
-        return all(ours is not None and theirs is not None and ours < factor * theirs for ours, theirs in pairs)
+        return tuple((ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None)

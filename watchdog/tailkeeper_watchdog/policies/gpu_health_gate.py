@@ -3,7 +3,7 @@
 * ``hung`` or ``down`` (the exporter's word, itself two independent signals): drain at the next tick.
 * Memory pressure above 92 %: weight 50 %, and drain where preemptions or a broken latency SLO say the same.
 * Mean step time (or its proxy, mean inter-token latency) above 80 ms: weight 50 %.
-* Three GPU samples missed in a row: drain, if a second signal agrees; blind is not dead.
+* Three GPU samples missed in a row: drain, if a second signal agrees; a state that is unknown is none.
 * Derating: weight × (1 − Σ penalties of breached dimensions), never below 10 %.
 * Breaker: 5 failures in a row, or most requests failing while the peers' do not, opens it; after 30 s a trial at the
   floor weight; closed again below 5 % errors.
@@ -24,6 +24,7 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -150,12 +151,13 @@ def decide(
     dead_at = dict(memory.dead_at)
     now = situation.snapshot.now
     desired: list[DesiredState] = []
+    new_breaker, new_baseline = Breaker(), KvBaseline()
     error_ratios = {name: e for name, w in situation.recent.items() if (e := w.error_ratio) is not None}
     overall = median(error_ratios.values()) if error_ratios else None
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
-        breaker = memory.breakers.get(backend.name, Breaker())
-        baseline = memory.kv.get(backend.name, KvBaseline())
+        breaker = memory.breakers.get(backend.name, new_breaker)
+        baseline = memory.kv.get(backend.name, new_baseline)
         if seen is None:  # unknown wants nothing and changes nothing remembered
             breakers[backend.name], baselines[backend.name] = breaker, baseline
             continue
@@ -166,7 +168,8 @@ def decide(
         if seen.state.is_dead:
             dead_at[backend.name] = now
         step_time_s = None if now - dead_at.get(backend.name, -AFTERMATH_S) < AFTERMATH_S else _step_time_s(recent)
-        worse_miss = _worse_miss(window, baseline)
+        miss = window.kv_miss_ratio if window else None
+        worse_miss = miss if miss is not None and baseline.is_worse(miss) else None
         wants = [
             *_dead(seen),
             *_breaker_wants(breaker, params),
@@ -175,7 +178,6 @@ def decide(
             *_slow(seen, step_time_s, window, worse_miss, params),
         ]
         breakers[backend.name] = breaker
-        miss = window.kv_miss_ratio if window else None
         baselines[backend.name] = baseline if miss is None or worse_miss is not None else baseline.updated(miss, now)
         desired.extend(DesiredState(NAME, backend.name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
     return Memory(breakers, baselines, dead_at), tuple(desired)
@@ -214,6 +216,10 @@ def _pressure(seen: BackendObservation, recent: Window | None, slo_ttft_s: float
     ]
 
 
+_BLIND = (State.UNKNOWN, State.MISCONFIGURED)
+"""States that say that we do not know: whoever lost sight of page and GPU together has no second signal, only less sight."""
+
+
 def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealthGateParams) -> list[_Want]:
     ages = {gpu.uuid: gpu.sample_age_s.value for gpu in seen.gpus}
     lost = [uuid for uuid, age in ages.items() if age is not None and age > params.gpu_missed_after_s]
@@ -223,7 +229,7 @@ def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealth
     errors = recent.error_ratio if recent else None
     if errors is not None and errors > params.breaker_close_error_ratio:
         signals.append("errors")
-    if not seen.state.takes_work:
+    if not (seen.state.takes_work or seen.state in _BLIND):
         signals.append("not_serving")
     reason = f"no sample of GPU {', '.join(lost)} for more than {params.gpu_missed_after_s:g} s"
     return [_Want(Knob.ADMISSION, DRAIN, reason, tuple(signals))]
@@ -280,15 +286,13 @@ def _breached(
     return found
 
 
-def _worse_miss(window: Window | None, baseline: KvBaseline) -> float | None:
-    """The KV miss rate where it is worse than the backend's own baseline, else None."""
-    miss = window.kv_miss_ratio if window else None
-    return miss if miss is not None and baseline.is_worse(miss) else None
-
-
 def _worst(gpus: tuple[GpuObservation, ...], attribute: str) -> float | None:
-    values = [v for gpu in gpus if (v := getattr(gpu, attribute).value) is not None]
-    return max(values) if values else None
+    worst: float | None = None
+    for gpu in gpus:
+        value = getattr(gpu, attribute).value
+        if value is not None and (worst is None or value > worst):
+            worst = value
+    return worst
 
 
 HOT_CELSIUS = 75.0
@@ -332,9 +336,11 @@ def step_breaker(
     new_errors = max(0.0, errors - breaker.errors_seen) if errors is not None and breaker.errors_seen is not None else 0.0
     unbroken = ok is not None and breaker.ok_seen is not None and new_ok == 0  # unseen successes break a row too
     in_a_row = breaker.failures_in_a_row + new_errors if unbroken else 0.0
-    breaker = replace(breaker, ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
-    if breaker.state is BreakerState.CLOSED:
+    if breaker.state is BreakerState.CLOSED:  # nearly all: spelt out, because replace() takes three times as long
+        tried = breaker.trial_ok, breaker.trial_errors
+        breaker = Breaker(BreakerState.CLOSED, breaker.changed_at, in_a_row, ok, errors, *tried, breaker.why)
         return _maybe_open(breaker, recent, peers_error_ratio, params, now)
+    breaker = replace(breaker, ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
     if breaker.state is BreakerState.OPEN:
         if now - breaker.changed_at >= params.breaker_open_s and seen.state.takes_work:
             return replace(breaker, state=BreakerState.TRIAL, changed_at=now, trial_ok=0, trial_errors=0)
@@ -351,13 +357,15 @@ def step_breaker(
 def _maybe_open(
     breaker: Breaker, recent: Window | None, peers_error_ratio: float | None, params: GpuHealthGateParams, now: float
 ) -> Breaker:
-    ratio = recent.error_ratio if recent else None
-    count = recent.requests if recent else None
     if peers_error_ratio is None or peers_error_ratio >= params.breaker_close_error_ratio:
         return breaker  # everyone fails: a common cause, not this backend
+    ratio = recent.error_ratio if recent else None
     if breaker.failures_in_a_row >= params.breaker_failures:
         why = f"{breaker.failures_in_a_row:.0f} failures in a row, peers at {peers_error_ratio:.1%}"
-    elif ratio is not None and count is not None and count >= params.breaker_min_requests and ratio > params.breaker_error_ratio:
+    elif recent is not None and ratio is not None and ratio > params.breaker_error_ratio:
+        count = recent.requests
+        if count is None or count < params.breaker_min_requests:
+            return breaker
         why = f"{ratio:.0%} of {count:.0f} requests failed, peers at {peers_error_ratio:.1%}"
     else:
         return breaker

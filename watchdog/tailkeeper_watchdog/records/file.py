@@ -82,6 +82,10 @@ class Recorder:
             self._lost_since += 1
             self._lose(1, "the disk does not keep up")
 
+    def settle(self) -> None:
+        """Wait until all that was offered is encoded; for whoever measures what a tick costs beside the loop."""
+        self._queue.join()
+
     def close(self) -> None:
         """Write what there is. A disk that hangs is not waited for longer than ``CLOSE_WITHIN_S``."""
         with suppress(queue.Full):
@@ -103,6 +107,8 @@ class Recorder:
                 self._encoder.restart()
                 self._lose(1 + len(self._batch), f"{type(error).__name__}: {error}")
                 self._batch, self._batch_chars = [], 0
+            finally:
+                self._queue.task_done()
         with suppress(OSError):
             self._flush()
 
@@ -145,7 +151,10 @@ def _private(path: str, flags: int) -> int:
 
 
 def read(path: Path) -> Iterator[RunStart | RecordedTick]:
-    """All that was recorded under ``path``, oldest first. Raises OSError where the file itself cannot be read."""
+    """All that was recorded under ``path``, oldest first.
+
+    Raises OSError where the file itself cannot be read, and NewerRecordsError.
+    """
     decoder = Decoder()
     if previous(path).exists():
         yield from _steps(previous(path), decoder)

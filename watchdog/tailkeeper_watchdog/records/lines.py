@@ -22,6 +22,10 @@ FORMAT = 2
 """2 says of each change which knob it turned."""
 
 
+class NewerRecordsError(Exception):
+    """A later version wrote these, in a format that this one cannot read."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunStart:
     """The begin of a run, or of a part that can be read by itself. ``configuration`` is what was in force, as plain values."""
@@ -191,7 +195,7 @@ class Decoder:
         """Lines that were passed over."""
 
     def take(self, line: Any) -> RunStart | RecordedTick | None:
-        """The next step of a run, or None where the line says nothing that can be used."""
+        """The next step of a run, or None where the line says nothing that can be used. Raises NewerRecordsError."""
         try:
             return self._start(line) if "run" in line else self._tick(line)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
@@ -204,8 +208,11 @@ class Decoder:
         self._lost += 1
 
     def _start(self, line: Mapping[str, Any]) -> RunStart:
-        if line["format"] != FORMAT:
-            raise ValueError(f"format {line['format']!r}, known is {FORMAT}")
+        written = line["format"]
+        if isinstance(written, int) and written > FORMAT:
+            raise NewerRecordsError(f"a newer version wrote it, in format {written}; this one reads format {FORMAT}")
+        if written != FORMAT:
+            raise ValueError(f"format {written!r}, known is {FORMAT}")
         self._number = 0
         self._inputs: TickInputs | None = None
         self._servers: dict[Target, ServerState] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from operator import add, sub
-from typing import Any
+from typing import Any, get_type_hints
 
 from tailkeeper_exporter.readings import Histogram, Reading, Status
 from tailkeeper_exporter.state import State
@@ -19,6 +19,7 @@ from tailkeeper_watchdog.model import BackendObservation, GpuObservation
 from tailkeeper_watchdog.records.plain import from_plain, to_plain
 
 _OWN = frozenset({"backend", "state", "age_s", "error", "readings", "histograms", "gpus", "reasons"})
+_TYPES = get_type_hints(BackendObservation)
 _LATER = tuple(f.name for f in fields(BackendObservation) if f.name not in _OWN)
 Readings = Mapping[str, Reading[float]]
 _BLANK = BackendObservation("", State.UNKNOWN, None)
@@ -95,8 +96,7 @@ def patched(name: str, line: Mapping[str, Any], before: BackendObservation | Non
         changed["histograms"] = _patched_histograms(line, known.histograms)
     if "g" in line:
         changed["gpus"] = tuple(from_plain(GpuObservation, gpu) for gpu in line["g"])
-    hints = {f.name for f in fields(BackendObservation)}
-    changed.update({k: v for k, v in line.get("z", {}).items() if k in hints})
+    changed.update({k: from_plain(_TYPES[k], v) for k, v in line.get("z", {}).items() if k in _LATER})
     return replace(known, **changed)
 
 

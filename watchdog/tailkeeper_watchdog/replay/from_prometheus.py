@@ -81,6 +81,8 @@ class _Replay:
     def __init__(self, asked: Range, decider: Decider | None, say: Say, history: History) -> None:
         self._asked, self._decider, self._say, self._history = asked, decider, say, history
         self._notes: list[str] = []
+        self._answered = False
+        """Whether the server has answered for any backend in the stretch of time before this one."""
 
     async def report(self) -> dict[str, Any]:
         watched = await self._who()
@@ -106,9 +108,10 @@ class _Replay:
         rows: list[Mapping[str, Any]] = []
         told_of: set[str] = set()
         for until, length in windows(self._asked.start, self._asked.end):
-            rows += await self._history.rows(engines_query(length), until)
+            rows += await self._history.rows_over(engines_query, until, length)
             if self._decider is not None:
-                told_of |= {row["metric"].get("backend", "") for row in await self._history.rows(ours_query(length), until)}
+                ours_rows = await self._history.rows_over(ours_query, until, length)
+                told_of |= {row["metric"].get("backend", "") for row in ours_rows}
         found = self._chosen(seen_in(rows), frozenset(told_of - {""}))
         if len(found) > MAX_BACKENDS:
             self._notes.append(
@@ -165,7 +168,8 @@ class _Replay:
         for error in failed:
             if not isinstance(error, AskError):
                 raise error
-        if len(failed) == len(answers):
+        before, self._answered = self._answered, len(failed) < len(answers)
+        if not self._answered and not before:  # from the first, or twice in a row: it will not answer for the rest either
             raise failed[0]
         if failed:
             self._notes.append(f"{len(failed)} of {len(answers)} backends from {start:.0f} to {end:.0f}: {failed[0]}")
@@ -180,7 +184,8 @@ class _Teller:
         self._stale_after_s = stale_after_s
         self._last = LastWord(tuple(w.name for w in watched), stale_after_s)
         self._waiting: dict[str, Read] = {w.name: Read() for w in watched}
-        self._why: dict[str, str] = {}
+        self._why: dict[str, tuple[float, str]] = {}
+        """Why the newest scrape that is known of brought nothing, and when it was."""
         self._open: dict[str, Finding] = {}
         self._done: dict[str, Finding] = {}
 
@@ -201,11 +206,12 @@ class _Teller:
                     self._last.hear({one.name: seen}, {one.name: at})
             for at in sorted(at for at in waiting.up if at <= now):
                 failed = waiting.up.pop(at) == 0
-                self._why[one.name] = (
-                    "the server could not scrape it (up is 0)" if failed else "its page had no series of the engine"
-                )
+                why = "the server could not scrape it (up is 0)" if failed else "its page had no series of the engine"
+                self._why[one.name] = (at, why)
             self._note(one.name, one.reader.standstill(now, self._stale_after_s), now)
-        return Collected(self._last.tell(now, self._why, "the server has no sample of it"))
+        # A scrape of long ago says nothing of now: where the server itself was away, no engine is to blame.
+        known = {name: said for name, (at, said) in self._why.items() if now - at <= self._stale_after_s}
+        return Collected(self._last.tell(now, known, "the server has no sample of it"))
 
     def _note(self, name: str, still: Standstill | None, now: float) -> None:
         known = self._open.get(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -69,6 +69,19 @@ class History:
         except (KeyError, TypeError, AttributeError):
             pass
         raise AskError(f"{self._url}: the answer is not that of Prometheus's query API")
+
+    async def rows_over(self, question: Callable[[float], str], end: float, seconds: float) -> list[dict[str, Any]]:
+        """The rows of what is asked for the ``seconds`` before ``end``; in halves where the server finds it too large.
+
+        Raises AskError.
+        """
+        try:
+            return await self.rows(question(seconds), end)
+        except AskError as error:
+            if not error.too_large or seconds <= CHUNK_S:
+                raise
+        half_s = seconds / 2
+        return [*await self.rows_over(question, end - half_s, half_s), *await self.rows_over(question, end, half_s)]
 
     async def interval_s(self, instances: frozenset[str]) -> float:
         """How often the server scrapes these targets: the longest of them, else its default, else ``DEFAULT_INTERVAL_S``."""

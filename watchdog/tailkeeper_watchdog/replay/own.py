@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Backend, TickRecord
 from tailkeeper_watchdog.records.file import read
 from tailkeeper_watchdog.records.in_force import InForce, RecordedConfigurationError
-from tailkeeper_watchdog.records.lines import RecordedTick, RunStart
+from tailkeeper_watchdog.records.lines import NewerRecordsError, RecordedTick, RunStart
 from tailkeeper_watchdog.replay.recorded import Again
 from tailkeeper_watchdog.replay.report import Asked, document
 from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError, Simulation, step_of
@@ -38,7 +38,7 @@ async def again(path: Path) -> dict[str, Any]:
 
     run = Again(told)
     try:
-        for step in read(path):
+        for step in _readable(path):
             if isinstance(step, RunStart):
                 in_force = InForce.of(step.configuration)
             await run.take(step)
@@ -48,6 +48,14 @@ async def again(path: Path) -> dict[str, Any]:
         raise NothingToReplayError(_nothing(path))
     asked = Asked("records", str(path), "the configuration that was in force then")
     return document(story, asked, in_force.rules.policies) | {"compared": asdict(run.compared)}
+
+
+def _readable(path: Path) -> Iterator[RunStart | RecordedTick]:
+    """What is recorded. Raises NothingToReplayError where this version cannot read it, and OSError."""
+    try:
+        yield from read(path)
+    except NewerRecordsError as error:
+        raise NothingToReplayError(f"{path}: {error}") from error
 
 
 def _nothing(path: Path) -> str:
@@ -64,7 +72,7 @@ async def decided_by(path: Path, decider: Decider) -> dict[str, Any]:
     simulation = Simulation(rules, decider.abilities, story.take)
     placed = _Placed(fleet)
     run = ""
-    for step in read(path):
+    for step in _readable(path):
         if isinstance(step, RunStart):
             if step.run != run or not step.continued:
                 simulation.restart()

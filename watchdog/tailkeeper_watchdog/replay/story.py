@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.loop import Loop
-from tailkeeper_watchdog.model import Decision, Finding, Situation, Slo, TickRecord
+from tailkeeper_watchdog.model import Decision, Finding, Severity, Situation, Slo, TickRecord
 from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 MIN_SAMPLES = 20
 """A P99 of fewer requests is an anecdote."""
+GRAVITY = (Severity.PAGE, Severity.TICKET, Severity.INFO)
+"""The gravest first."""
 MAX_FINDINGS = 10_000
 MAX_DECISIONS = 10_000
 MAX_BREACHES = 1_000
@@ -160,11 +162,21 @@ class Story:
         closed = {f.id: f for f in loop.memory.book.closed[-200:]} if self._open - set(now) else {}
         for name in self._open - set(now):
             if name in closed:
-                self.findings[name] = closed[name]
+                self.findings[name] = at_its_gravest(self.findings.get(name), closed[name])
         for name, finding in now.items():
             if name in self.findings or len(self.findings) < MAX_FINDINGS:
-                self.findings[name] = finding
+                self.findings[name] = at_its_gravest(self.findings.get(name), finding)
         self._open = set(now)
+
+
+def at_its_gravest(known: Finding | None, finding: Finding) -> Finding:
+    """The finding with the severity, and the words, of when it was first so grave: that is what people would have been told.
+
+    What its end looks like would not do: a finding closes when it has become harmless, and would read so.
+    """
+    if known is None or GRAVITY.index(finding.severity) < GRAVITY.index(known.severity):
+        return finding
+    return replace(finding, severity=known.severity, summary=known.summary)
 
 
 def over_limit(situation: Situation, name: str) -> dict[str, tuple[float, float]]:

@@ -13,6 +13,7 @@ MAX_LINES = 40
 """Of findings and of decisions each: a page that a person reads. ``--json`` has all of them."""
 SIGNALS = {"ttft": "the first token", "itl": "each token", "e2e": "the whole answer"}
 _GRAVITY = ("page", "ticket", "info")
+_OFTEN_WRONG = ("growth", "distortion", "zscore")
 _DONE = {
     "applied": "would have done",
     "already": "was so already",
@@ -139,14 +140,19 @@ def _is_past(report: dict[str, Any]) -> bool:
 
 def _gravest(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As many as there is room for, the grave ones rather than the others, in the order of time."""
-    places = sorted(range(len(findings)), key=lambda place: _GRAVITY.index(findings[place]["severity"]))
+    places = sorted(range(len(findings)), key=lambda place: _weight(findings[place]))
     return [findings[place] for place in sorted(places[:MAX_LINES])]
+
+
+def _weight(finding: dict[str, Any]) -> tuple[int, bool]:
+    """Detectors that are often wrong come last among equals, or they would fill the page and hide advice."""
+    return _GRAVITY.index(finding["severity"]), finding["kind"] in _OFTEN_WRONG
 
 
 def _felt(finding: dict[str, Any]) -> str:
     felt, lead_s = finding["users_felt"], finding["found_before_users_s"]
     named = SIGNALS[felt["signal"]]
-    order = f"found {long(lead_s)} before" if lead_s >= 0 else f"found {long(-lead_s)} after"
+    order = "found at once" if lead_s == 0 else f"found {long(lead_s)} before" if lead_s > 0 else f"found {long(-lead_s)} after"
     return f"users felt it at {when(felt['since'])} (P99 of {named} up to {short_s(felt['worst_s'])}): {order}"
 
 

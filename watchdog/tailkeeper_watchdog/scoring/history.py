@@ -35,7 +35,11 @@ class History:
 
 
 def take_sample(seen: BackendObservation, now: float) -> Sample:
-    counters = {name: value for name in _COUNTERS if (value := seen.value(name)) is not None}
+    readings, counters = seen.readings, {}
+    for name in _COUNTERS:
+        reading = readings.get(name)
+        if reading is not None and (value := reading.value) is not None:
+            counters[name] = value
     return Sample(now, counters, seen.histograms)
 
 
@@ -47,7 +51,9 @@ def add(history: History, sample: Sample) -> History:
     if len(samples) >= 2 and samples[-1].at - samples[-2].at < SPACING_S:
         samples = samples[:-1]
     oldest = sample.at - WINDOW_S - SPACING_S
-    first = next((i for i, s in enumerate(samples) if s.at >= oldest), len(samples))
+    first = 0
+    while first < len(samples) and samples[first].at < oldest:
+        first += 1
     return History((*samples[first:], sample))
 
 
@@ -65,7 +71,17 @@ def over(history: History, seconds: float, uptime_ratio: float | None = None) ->
     if len(samples) < 2:
         return Window(uptime_ratio=uptime_ratio)
     newest = samples[-1]
-    for sample in reversed(samples[:-1]):
-        if newest.at - sample.at >= seconds:
-            return Window(sample, newest, uptime_ratio)
-    return Window(samples[0], newest, uptime_ratio)
+    return Window(samples[_start(samples, newest.at, seconds)], newest, uptime_ratio)
+
+
+def _start(samples: tuple[Sample, ...], newest_at: float, seconds: float) -> int:
+    """The latest one that is at least ``seconds`` old, sought from the end that is nearer to it; else the oldest."""
+    last = len(samples) - 2
+    if newest_at - samples[last // 2].at >= seconds:
+        while last > 0 and newest_at - samples[last].at < seconds:
+            last -= 1
+        return last
+    first = 0
+    while first < last and newest_at - samples[first + 1].at >= seconds:
+        first += 1
+    return first

@@ -55,44 +55,55 @@ def score(
     if seen is None:
         return HealthScore(name, None, (), FACTORS)
     known = _known(seen, window, slo)
-    # Lists, and not generators: this is done for every backend at every tick.
+    # One pass, and no generators: this is done for every backend at every tick.
     total = sum([weights[f] for f in known])
-    factors = (
-        tuple([Factor(factor, found[0], weights[factor] / total, found[1], found[2]) for factor, found in known.items()])
-        if total > 0
-        else ()
-    )
+    factors: tuple[Factor, ...] = ()
+    hscore = sure = 0.0
+    if total > 0:
+        made = []
+        for factor, (goodness, value, unit, known_share) in known.items():
+            weight = weights[factor]
+            made.append(Factor(factor, goodness, weight / total, value, unit))
+            hscore += weight / total * goodness
+            sure += weight * known_share
+        factors = tuple(made)
     unknown = () if len(known) == len(FACTORS) else tuple([f for f in FACTORS if f not in known])
     if seen.state.is_dead:
         return HealthScore(name, 0.0, factors, unknown, veto=seen.state, confidence=1.0)
     if not factors:
         return HealthScore(name, None, (), unknown)
-    hscore = min(1.0, max(0.0, sum([f.weight * f.goodness for f in factors])))
-    return HealthScore(name, hscore, factors, unknown, confidence=_confidence(known, weights))
+    confidence = min(1.0, sure / sum(weights.values()))
+    return HealthScore(name, min(1.0, max(0.0, hscore)), factors, unknown, confidence=confidence)
 
 
 _Known = tuple[float, float, str, float]
 """Goodness, value and unit of a factor, and in [0, 1] how much of what it takes to know it is there."""
 
 
-def _confidence(known: Mapping[str, _Known], weights: Mapping[str, float]) -> float:
-    return min(1.0, sum([weights[name] * factor[3] for name, factor in known.items()]) / sum(weights.values()))
+def _latency(window: Window, requests: float, failed: float, slo: Slo) -> _Known | None:
+    """P95 of what succeeded. Where requests failed and none succeeded it is not unknown but as bad as can be: failing altogether
+    must not be better than being slow. Its value is then the time in which no first token came."""
+    p95 = window.quantile("ttft", 0.95)
+    if p95 is None and requests > 0 and failed >= requests:
+        return 0.0, window.seconds, "s", min(1.0, requests / ENOUGH_FOR_LATENCY)
+    # A saturated P95 is at least its value: below the SLO that says neither good nor bad.
+    if p95 is None or (p95.saturated and p95.value <= slo.ttft_p99_s):
+        return None
+    return latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s", min(1.0, p95.samples / ENOUGH_FOR_LATENCY)
 
 
 def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
-    """Each factor with evidence. Failed requests have no latency, so they improve nothing."""
+    """Each factor with evidence."""
     known: dict[str, _Known] = {}
-    p95 = window.quantile("ttft", 0.95) if window else None
-    # A saturated P95 is at least its value: below the SLO that says neither good nor bad.
-    if p95 is not None and not (p95.saturated and p95.value <= slo.ttft_p99_s):
-        sure = min(1.0, p95.samples / ENOUGH_FOR_LATENCY)
-        known["latency"] = (latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s", sure)
     requests, failed = (window.finished if window else None) or (0.0, 0.0)
+    latency = _latency(window, requests, failed, slo) if window else None
+    if latency is not None:
+        known["latency"] = latency
     if requests > 0:
         ratio = failed / requests
         known["error_rate"] = (error_goodness(ratio), ratio, "ratio", min(1.0, requests / ENOUGH_FOR_ERRORS))
     cpu = seen.value(catalog.CPU_USAGE.name)
-    if cpu is not None:
+    if cpu is not None and cpu >= 0:
         known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio", 1.0)
     if window is not None and window.uptime_ratio is not None:
         known["uptime"] = (window.uptime_ratio, window.uptime_ratio, "ratio", 1.0)

@@ -1,0 +1,22 @@
+"""The exporter's page as observations: what of the exporter's own affairs is taken over, and what is not."""
+
+from __future__ import annotations
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.exposition import PageParser
+from tailkeeper_watchdog.collect.observe import WANTED, observe
+
+PAGE = """\
+tailkeeper_exporter_scrape_age_seconds{backend="a",source="engine"} 7.5
+tailkeeper_exporter_scrape_age_seconds{backend="a",source="gpu"} 99
+tailkeeper_exporter_scrape_success{backend="a",source="engine"} 0
+llm_backend_state{backend="a",state="serving"} 1
+tailkeeper_exporter_scrape_age_seconds{backend="b",source="probe"} 3
+llm_backend_state{backend="b",state="serving"} 1
+"""
+
+
+def test_the_age_of_the_engines_own_page_is_known_and_no_other_sources() -> None:
+    seen = observe(PageParser(WANTED).parse(PAGE.encode()).samples, 0.0, {})
+    assert {slot: reading.value for slot, reading in seen["a"].readings.items()} == {catalog.SCRAPE_AGE.name: 7.5}
+    assert seen["b"].readings == {}
