@@ -31,11 +31,10 @@ from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
 from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
-from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.records.file import Recorder
 from tailkeeper_watchdog.records.in_force import written_down
-from tailkeeper_watchdog.settings import GuardsSettings, Weights
+from tailkeeper_watchdog.settings import GuardsSettings, PoliciesSettings, Weights
 from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.weighing import Weighing
@@ -107,7 +106,7 @@ def build_loop(
             rules=Rules(
                 slo,
                 Weights().model_dump(),
-                {"gpu_health_gate": PolicySetting(Mode.ENFORCE, GpuHealthGateParams())},
+                {name: PolicySetting(Mode.ENFORCE, s.params) for name, s in PoliciesSettings()},
                 STALE_AFTER_S,
             ),
             weighing=Weighing(ledger, Weights().model_dump(), clocks.wall),

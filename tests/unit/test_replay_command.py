@@ -78,7 +78,7 @@ def test_records_of_a_newer_version_are_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(gzip.compress(json.dumps(line).encode() + b"\n"))
     result = CliRunner().invoke(app, ["replay", "--records", str(tmp_path / "r")])
     assert result.exit_code == 1
-    assert "a newer version wrote it, in format 2; this one reads format 1" in result.stderr
+    assert f"a newer version wrote it, in format {FORMAT + 1}; this one reads format {FORMAT}" in result.stderr
 
 
 def test_where_there_is_no_room_advice_is_told_rather_than_a_detector_that_is_often_wrong() -> None:
