@@ -30,6 +30,7 @@ from tailkeeper_watchdog.scoring.epochs import follow
 HUNG: dict[str, object] = {"running": 7.0, "waiting": 2.0, "reasons": ["work in flight and no token for 5.3 s"]}
 DOWN: dict[str, object] = {"running": None, "waiting": None, "reasons": ["the engine's address refuses connections"]}
 FULL: dict[str, object] = {"pressure_ratio": 1.0, "kv_usage_ratio": 0.97, "limit_ratio": 0.92}
+PUT_BACK: dict[str, object] = {"pressure_ratio": 1.0, "kv_usage_ratio": 0.0, "limit_ratio": 0.92, "preemptions_per_s": 1.5}
 HEADROOM: dict[str, object] = {"pressure_ratio": 0.95, "kv_usage_ratio": 0.4, "limit_ratio": 0.92}
 DEPLOY = Candidate("deploy", "version 7", 10.0, MAX_CLAIM)
 RESTART = Candidate("restart", "engine restart", 0.0, MAX_CLAIM)
@@ -53,6 +54,13 @@ def _finding(kind: FindingKind, evidence: dict[str, object]) -> Finding:
         (FindingKind.DOWN, DOWN, (), {("engine", "not answering"): 1.0}, "refuses connections"),
         (FindingKind.DOWN, DOWN, (RESTART,), {("change", "engine restart"): 1.0}, "came back"),
         (FindingKind.MEMORY_PRESSURE, FULL, (), {("resource", "kv_usage"): 1.0}, "KV memory is full: pressure 100%, KV use 97%"),
+        (
+            FindingKind.MEMORY_PRESSURE,
+            PUT_BACK,
+            (),
+            {("resource", "preemptions"): 1.0},
+            "put back for want of KV memory, 1.5 a second",
+        ),
         (FindingKind.MEMORY_PRESSURE, HEADROOM, (), {("resource", "gpu_memory"): 1.0}, "GPU memory is full: pressure 95%"),
     ],
 )

@@ -43,6 +43,9 @@ def _measured(finding: Finding) -> Key:
     kv, limit = finding.evidence.get("kv_usage_ratio"), finding.evidence.get("limit_ratio")
     if kv is not None and limit is not None and kv > limit:  # preemptions add to the pressure then, and come from the same
         return ("resource", "kv_usage")
+    preemptions = finding.evidence.get("preemptions_per_s")
+    if preemptions is not None and limit is not None and preemptions > limit:  # one a second is a pressure of 1
+        return ("resource", "preemptions")
     return ("resource", "gpu_memory")
 
 
@@ -56,6 +59,9 @@ def sentence(finding: Finding, attribution: Attribution) -> str:
         return f"The engine itself is stuck: no token progress while {_in_flight(finding)}.{also}"
     if finding.kind is FindingKind.DOWN:
         return f"The engine itself does not answer{_reasons(finding)}.{also}"
+    if first.value == "preemptions":
+        rate = finding.evidence["preemptions_per_s"]
+        return f"Requests are put back for want of KV memory, {rate:.1f} a second; KV use {_ratio(finding)} now.{also}"
     name = "KV memory" if first.value == "kv_usage" else "GPU memory"
     return f"{name} is full: pressure {finding.evidence['pressure_ratio']:.0%}, KV use {_ratio(finding)}.{also}"
 
@@ -77,5 +83,5 @@ def _ratio(finding: Finding) -> str:
 
 def evidence(finding: Finding) -> Mapping[str, Any]:
     """What was measured, under the finding's own names; ``words.gauges`` adds machines and changes."""
-    names = ("running", "waiting", "reasons", "pressure_ratio", "kv_usage_ratio", "limit_ratio")
+    names = ("running", "waiting", "reasons", "pressure_ratio", "kv_usage_ratio", "preemptions_per_s", "limit_ratio")
     return {name: finding.evidence[name] for name in names if finding.evidence.get(name) is not None}
