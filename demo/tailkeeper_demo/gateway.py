@@ -3,7 +3,8 @@
     python -m tailkeeper_demo.gateway --listen 127.0.0.1:8000 --admin 127.0.0.1:8001 --server a=http://127.0.0.1:18001
 
 New requests go to servers by smooth weighted round robin; weight 0 or drain means no new ones, while streams in flight finish.
-With nobody left it answers 503. A server that refuses the connection costs one retry on another, as HAProxy's redispatch does.
+With nobody left it answers 503. A server that refuses the connection, or whose first word is 502 or 503 (a tap before an engine
+that is gone), costs one retry on another, as with HAProxy's `redispatch` and `retry-on 502 503`.
 Answers pass through byte for byte as they come. One request a client connection: the answer ends when the server closes.
 Data flows client → `_Inbound` → `_Outbound` → server, and back. What the admin API understands is in `gateway_admin`.
 """
@@ -35,6 +36,9 @@ from tailkeeper_demo.lifetime import until_told
 CONNECT_TIMEOUT_S = 2.0
 IDLE_TIMEOUT_S = 60.0
 """A server silent for this long is given up with 504, as with HAProxy's customary `timeout server 60s`."""
+MAX_TRIES = 2
+_ELSEWHERE = (b"HTTP/1.1 502 ", b"HTTP/1.1 503 ")
+"""Answers in place of which another server is asked."""
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade", "expect", "transfer-encoding"}
 )
@@ -86,6 +90,7 @@ class _Inbound(asyncio.Protocol):
         self._upstream: _Outbound | None = None
         self._task: asyncio.Task[None] | None = None
         self._answering = False
+        self._refused: frozenset[str] = frozenset()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -143,17 +148,25 @@ class _Inbound(asyncio.Protocol):
 
     async def _forward(self, head: Head) -> None:
         """Connect to a server, once more to another when the first refuses, and hand the request over."""
-        refused: frozenset[str] = frozenset()
-        for _ in range(2):
-            server = self._gateway.servers.pick(refused)
+        while len(self._refused) < MAX_TRIES:
+            server = self._gateway.servers.pick(self._refused)
             if server is None:
                 break
             self._upstream = await self._connect(server)
             if self._upstream is not None:
                 self._upstream.send(self._request(head, server))
                 return
-            refused |= {server.name}
-        self.refuse(503, f"no connection to {', '.join(sorted(refused))}" if refused else "no server is available")
+            self._refused |= {server.name}
+        self.refuse(503, f"no connection to {', '.join(sorted(self._refused))}" if self._refused else "no server is available")
+
+    def goes_elsewhere(self, data: bytes, server: Server) -> bool:
+        """Whether the first bytes of an answer say that another server should be asked; then it is."""
+        refused = self._refused | {server.name}
+        if self._answering or self._head is None or not data.startswith(_ELSEWHERE) or len(refused) >= MAX_TRIES:
+            return False
+        self._refused = refused
+        self._task = self._loop.create_task(self._forward(self._head))
+        return True
 
     async def _connect(self, server: Server) -> _Outbound | None:
         outbound = _Outbound(self, server)
@@ -205,6 +218,8 @@ class _Outbound(asyncio.Protocol):
         self._last_s = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
         self._silent = False
+        self._is_over = False
+        """Another server is asked in place of this one."""
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -220,13 +235,21 @@ class _Outbound(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_s = self._loop.time()
-        self._inbound.relay(data)
+        if self._is_over:
+            return
+        if self._inbound.goes_elsewhere(data, self._server):
+            self._is_over = True
+            self.abort()
+        else:
+            self._inbound.relay(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.in_flight -= 1
         self.transport = None
         if self._watch is not None:
             self._watch.cancel()
+        if self._is_over:
+            return
         clean = exc is None and not self._silent
         self._inbound.upstream_gone(clean=clean, status=504 if self._silent else 502)
 

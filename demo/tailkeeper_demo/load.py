@@ -228,6 +228,8 @@ class LoadGenerator:
                 "stream": row.source is Source.ONLINE,
                 "x_prompt_tokens": row.prompt_tokens,
                 "x_output_tokens": row.output_tokens,
+                # How long the prompt was is told with the last token, to a tap too.
+                **({"stream_options": {"include_usage": True}} if row.source is Source.ONLINE else {}),
             }
         ).encode()
         lines = (

@@ -15,6 +15,8 @@ RECOVERED_S = 4
 RECOVERED_SAMPLES = 15
 MOST_RELAPSES = 2
 """A backend that flaps is let back in and taken out again so often at most; each return waits twice as long as the last."""
+HINTS = ("growth", "distortion", "zscore")
+"""Kinds of findings that are information by their nature, and often open where nothing is wrong."""
 
 Document = Mapping[str, Any]
 
@@ -100,7 +102,7 @@ class Narrator:
             (
                 f
                 for f in seen.findings
-                if f["backend"] == self.victim and f["since"] >= self.injected_unix_s - 1 and f["kind"] != "growth"
+                if f["backend"] == self.victim and f["since"] >= self.injected_unix_s - 1 and f["kind"] not in HINTS
             ),
             None,
         )

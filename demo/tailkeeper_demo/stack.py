@@ -1,7 +1,8 @@
 """The demo's parts as real programs with real configuration files: what a user would run, on loopback, in one folder.
 
-HAProxy, Prometheus and Alertmanager are used where their binaries are on the PATH; else the small gateway behind the
-webhook contract, and the watchdog reads the exporter directly, as it does in any case.
+load → gateway → a tap for each engine, in the exporter → engines. HAProxy, Prometheus and Alertmanager are used where their
+binaries are on the PATH; else the small gateway behind the webhook contract, and the watchdog reads the exporter directly, as
+it does in any case.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def start(
 ) -> Addresses:
     """Start everything and wait until each part answers. ``rules`` are Prometheus rule files by name."""
     admin, engines = _start_fleet(processes, folder, seed)
+    engines = [engine | {"tap": f"127.0.0.1:{free_port()}"} for engine in engines]
     gateway_url, gateway, server_prefix = _start_gateway(processes, folder, engines)
     alertmanager = _start_alertmanager(processes, folder, console_port)
     exporter_port = free_port()
@@ -108,7 +110,7 @@ def _start_gateway(processes: Processes, folder: Path, engines: list[dict[str, A
         processes.wait_for("HAProxy", socket.exists, START_DEADLINE_S)
         return f"http://127.0.0.1:{port}", {"name": "edge", "kind": "haproxy", "socket": str(socket)}, "llm/"
     admin = free_port()
-    servers = [part for e in engines for part in ("--server", f"{e['name']}={e['url']}")]
+    servers = [part for e in engines for part in ("--server", f"{e['name']}=http://{e['tap']}")]
     listen = ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}", "--parent-pid", str(os.getpid())]
     processes.start("gateway", [sys.executable, "-m", "tailkeeper_demo.gateway", *listen, *servers])
     url = f"http://127.0.0.1:{admin}"
@@ -117,10 +119,10 @@ def _start_gateway(processes: Processes, folder: Path, engines: list[dict[str, A
 
 
 def _haproxy_config(folder: Path, port: int, engines: list[dict[str, Any]]) -> str:
-    # The check asks /health, as most installations do: it stays green over a hung engine, which is the point.
-    servers = "\n".join(
-        f"  server {e['name']} {e['url'].removeprefix('http://')} weight 100 check inter 1s fall 3 rise 2" for e in engines
-    )
+    # The check asks /health by the way that requests go, through the tap, as most installations do: it stays green over a hung
+    # engine, which is the point. Before an engine that is gone the tap answers 502 where the engine's port refused, so the
+    # gateway tries another one then, too.
+    servers = "\n".join(f"  server {e['name']} {e['tap']} weight 100 check inter 1s fall 3 rise 2" for e in engines)
     return f"""global
   stats socket {folder / "haproxy.sock"} mode 600 level admin
   maxconn 4000
@@ -130,7 +132,8 @@ defaults
   timeout client 90s
   timeout server 90s
   retries 2
-  option redispatch
+  retry-on conn-failure empty-response 502 503
+  option redispatch 1
   option http-no-delay
 frontend edge
   bind 127.0.0.1:{port}
@@ -165,6 +168,7 @@ def _configuration(
             {
                 "name": e["name"],
                 "url": e["url"],
+                "tap": {"listen": e["tap"]},
                 "gpus": [e["gpu_uuid"]],
                 "gateway": {"name": gateway["name"], "server": f"{server_prefix}{e['name']}"},
             }

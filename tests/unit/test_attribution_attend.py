@@ -57,12 +57,12 @@ def _fleet(**labels: str) -> tuple[Backend, ...]:
 FLEET = _fleet()
 
 
-def _records(now: float, factor: float, count: int = 25, canary: str = "v1") -> tuple[RequestRecord, ...]:
+def _records(now: float, factor: float, count: int = 25, canary: str = "v1", backend: str = "a") -> tuple[RequestRecord, ...]:
     rng = np.random.default_rng(int(now))
     prefill, network = factor * rng.lognormal(-1.5, 0.4, count), rng.lognormal(-4.0, 0.3, count)
     return tuple(
         RequestRecord(
-            "a",
+            backend,
             "ok",
             float(p + n + 0.001),
             0.02,
@@ -143,7 +143,7 @@ def test_a_tick_attributes_a_few_the_oldest_first() -> None:
     assert all(f.shares for f in book.open_findings)
 
 
-@pytest.mark.parametrize("kind", [FindingKind.TELEMETRY_LOST, FindingKind.CONTENDED, FindingKind.DOWN])
+@pytest.mark.parametrize("kind", [FindingKind.TELEMETRY_LOST, FindingKind.CONTENDED])
 def test_other_kinds_have_no_shares(kind: FindingKind) -> None:
     _, book = attend.attend(State(), _book(_finding(kind=kind)), _situation(10.0, FLEET))
     assert book.open_findings[0].shares == ()
@@ -153,7 +153,7 @@ def test_without_records_the_cpu_that_is_unlike_itself_and_its_pool_is_named() -
     state = State()
     for minute in range(12):
         state = learn(state, (), (), _situation(60.0 * minute, FLEET))
-    _, book = attend.attend(state, _book(_finding(kind=FindingKind.HUNG, signal="")), _situation(800.0, FLEET, cpu=0.99))
+    _, book = attend.attend(state, _book(_finding(kind=FindingKind.GROWTH, signal="")), _situation(800.0, FLEET, cpu=0.99))
     (found,) = book.open_findings
     assert (found.shares[0].dimension, found.shares[0].value) == ("resource", "cpu_usage")
     assert found.shares[0].confidence <= 0.5
@@ -190,6 +190,81 @@ def test_an_error_finding_is_about_the_share_of_failures() -> None:
     (found,) = book.open_findings
     assert found.evidence["attribution"]["signal"] == "errors"
     assert (found.shares[0].dimension, found.shares[0].value) == ("canary_revision", "v2")
+
+
+def _young(outcomes: tuple[str, ...] = ("ok",), factor: float = 3.0, canary: str = "v1") -> State:
+    """A fleet that is watched for half a minute only, in which ``a`` is not well."""
+    state = State()
+    for now in np.arange(600.0, 640.0, 5.0).tolist():
+        mine = [replace(r, outcome=outcomes[i % len(outcomes)]) for i, r in enumerate(_records(now, factor))]
+        others = [r for i, b in enumerate("bcd") for r in _records(now + 0.1 * i, 1.0, canary=canary, backend=b)]
+        state = learn(state, (*mine, *others), (), _situation(now, FLEET))
+    return state
+
+
+def test_without_a_past_of_its_own_a_backend_is_compared_with_its_pool_and_says_so() -> None:
+    _, book = attend.attend(_young(), _book(_finding()), _situation(640.0, FLEET))
+    (found,) = book.open_findings
+    assert (found.shares[0].dimension, found.shares[0].value) == ("stage", "prefill")
+    assert found.shares[0].share > 0.9
+    assert fsum(s.share for s in found.shares) == pytest.approx(1.0, abs=1e-9)
+    assert found.evidence["attribution"]["before_is"] == "its pool now"
+    assert found.evidence["attribution"]["records"] == {"before": 450, "now": 150}
+    assert "where the rest of its pool has" in found.evidence["cause"]
+
+
+def test_labels_that_only_it_has_are_compared_by_their_text() -> None:
+    """Each log has codes of its own: v1 here and v2 there are both the first that was seen."""
+    _, book = attend.attend(_young(canary="v2"), _book(_finding()), _situation(640.0, FLEET))
+    found = {row["value"] for row in book.open_findings[0].evidence["attribution"]["segments"]}
+    assert found <= {"v1", "unlabelled"}
+
+
+def test_those_of_the_pool_that_are_ill_themselves_are_no_yardstick() -> None:
+    state = _young()
+    ill = [_finding(name) for name in "bcd"]
+    for now in (640.0, 640.5):
+        state, _ = attend.attend(state, _book(*ill), _situation(now, FLEET))
+    _, book = attend.attend(state, _book(*ill, _finding()), _situation(641.0, FLEET))
+    mine = next(f for f in book.open_findings if f.backend == "a")
+    assert mine.evidence["attribution"]["records"] is None
+    assert (mine.shares[0].dimension, mine.shares[0].share) == ("unknown", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "named"), [(("ok", "error"), ("outcome", "error")), (("rejected", "rejected", "ok"), ("outcome", "rejected"))]
+)
+def test_failures_of_one_backend_are_told_by_how_they_ended(outcomes: tuple[str, ...], named: tuple[str, str]) -> None:
+    state = _young(outcomes, factor=1.0)
+    finding = replace(_finding(kind=FindingKind.SLO_BURN), signal="errors")
+    _, book = attend.attend(state, _book(finding), _situation(640.0, FLEET))
+    (found,) = book.open_findings
+    assert (found.shares[0].dimension, found.shares[0].value) == named
+    assert found.shares[0].share > 0.9
+    assert "has 0 (n 450)" in found.evidence["cause"]
+
+
+@pytest.mark.parametrize(("failed", "least", "most"), [(5, 0.95, 1.0), (1, 0.0, 0.2), (0, 0.0, 0.0)])
+def test_a_clump_of_failures_is_no_chance_and_a_single_one_may_be(failed: int, least: float, most: float) -> None:
+    """Five of twenty, all at once, before the breaker took it out; and a backend of which one request in twenty failed, as
+    one in forty does everywhere."""
+    mine = _records(620.0, 1.0, 20)
+    mine = (*mine[: 20 - failed], *(replace(r, outcome="error") for r in mine[20 - failed :]))
+    others = [r for b in "bcd" for r in _records(620.0, 1.0, 80, backend=b)]
+    if failed == 1:
+        others = [replace(r, outcome="error") if i % 40 == 0 else r for i, r in enumerate(others)]
+    state = learn(State(), (*mine, *others), (), _situation(620.0, FLEET))
+    finding = replace(_finding(kind=FindingKind.SLO_BURN), signal="")
+    _, book = attend.attend(state, _book(finding), _situation(625.0, FLEET))
+    share = sum(s.share for s in book.open_findings[0].shares if s.dimension == "outcome")
+    assert least <= share <= most
+
+
+def test_where_too_few_records_could_be_compared_it_is_tried_again_soon() -> None:
+    state, _ = attend.attend(State(), _book(_finding()), _situation(600.0, FLEET))
+    first = state.results["a", _finding().id]
+    state, _ = attend.attend(state, _book(_finding()), _situation(600.0 + first.again_s, FLEET))
+    assert state.results["a", _finding().id].at == 602.0
 
 
 def test_the_records_of_a_tick_are_between_its_times() -> None:

@@ -15,6 +15,7 @@ from tailkeeper_watchdog.attribution.request_log import (
     OTHER,
     ROW,
     RequestLog,
+    joined,
     rows_per_backend,
     thinned,
 )
@@ -87,3 +88,24 @@ def test_the_lines_of_resources_are_bounded() -> None:
         log.add(np.full(width, float(minute)), 60.0 * minute)
     assert log.before(float("inf"))[:, 0].tolist() == [float(m) for m in range(2 * LINES, 3 * LINES)]
     assert len(log.before(60.0 * (2 * LINES + 3))) == 3
+
+
+def test_no_resample_of_a_small_sample_is_all_of_it() -> None:
+    log = RequestLog()
+    log.extend([_record(float(i)) for i in range(20)], 1.0, 500)
+    sample, rng = log.between(0.0, 2.0), np.random.default_rng(1)
+    drawn = [sample.redrawn(rng, 1_000).rows["start"].tolist() for _ in range(5)]
+    assert all(len(rows) == 20 for rows in drawn)
+    assert all(len(set(rows)) < 20 for rows in drawn)
+
+
+def test_samples_of_several_backends_become_one_in_common_codes() -> None:
+    first, second = RequestLog(), RequestLog()
+    first.extend([_record(float(i), tenant="gold") for i in range(4)], 1.0, 500)
+    second.extend([_record(float(i), tenant=("silver", "gold")[i % 2]) for i in range(8)], 1.0, 500)
+    parts = [log.between(0.0, 2.0) for log in (first, second)]
+    sample = joined(parts, {"tenant": ("unlabelled", "bronze", "gold")})
+    assert sample.names["tenant"] == ("unlabelled", "bronze", "gold", "silver")
+    assert [sample.names["tenant"][code] for code in sample.rows["tenant"]] == ["gold"] * 4 + ["silver", "gold"] * 4
+    assert (sample.total, sample.span_s) == (12, 3.0 + 7.0)
+    assert len(joined([], {})) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.baseline_set import BaselineSet, Form
 from tailkeeper_watchdog.detectors import Symptom, block_e
+from tailkeeper_watchdog.detectors.block_e import rows_of, with_prompts
 from tailkeeper_watchdog.drift import Collector, page_evidence
 from tailkeeper_watchdog.model import Severity
 from tests.unit.baselines_at_hand import BLOCK_S, bucket_baseline_of, requests, rows_baseline
@@ -214,3 +216,20 @@ def test_rows_of_any_kind_in_any_order_raise_nothing_and_page_nobody(ticks: list
     for after_s, records in ticks:
         watched.told(*records, *reversed(records))
         assert all(s.severity is not Severity.PAGE for s in watched.look(after_s))
+
+
+def test_a_request_counts_when_it_ended_because_it_is_told_of_then() -> None:
+    """By first tokens a block would be open for as long as the slowest answer in it takes."""
+    known = record(0.2, start_unix_s=100.0)
+    assert rows_of([replace(known, e2e_s=8.0)], 0.0)[0][:2] == (108.0, 0.2)
+    assert rows_of([replace(known, e2e_s=None)], 0.0)[0][:2] == (100.2, 0.2)
+    assert rows_of([replace(known, start_unix_s=None)], 55.0)[0][:2] == (55.0, 0.2)
+
+
+def test_who_gave_up_is_judged_by_the_usual_prompt() -> None:
+    """An engine tells how long a prompt was at the end only. Without them only those that had it quick would be left."""
+    told: list[tuple[float | None, ...]] = [(1.0, 0.1, prompt, 0.0, 2.0, 0.0) for prompt in (100.0, 300.0, 900.0)]
+    gave_up: tuple[float | None, ...] = (2.0, 3.0, None, 5.0, 9.0, 1.0)
+    assert with_prompts([gave_up], told) == [(2.0, 3.0, 300.0, 5.0, 9.0, 1.0)]
+    assert with_prompts(told[:1], []) == told[:1]
+    assert with_prompts([gave_up], []) == [gave_up]

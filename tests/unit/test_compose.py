@@ -124,16 +124,19 @@ def test_the_configuration_is_valid_and_names_the_stacks_services() -> None:
     assert config.watchdog.token_file == Path(Receiver().credentials_file)
 
 
-def test_the_gateways_servers_are_the_configured_ones_at_the_same_addresses() -> None:
+def test_the_gateways_servers_are_the_taps_of_the_configured_ones() -> None:
     text = (ROOT / "deploy/haproxy/haproxy.cfg").read_text(encoding="utf-8")
     servers = dict(re.findall(r"^\s+server (\S+) (\S+)", text, flags=re.M))
     config = _configuration()
-    assert servers == {ref.server.removeprefix("llm/"): _address(b.url) for b in config.backends for ref in b.gateway}
+    assert servers == {ref.server.removeprefix("llm/"): f"exporter:{_port(b)}" for b in config.backends for ref in b.gateway}
     assert config.gateways[0].socket in re.findall(r"stats socket (\S+)", text)
 
 
-def _address(url: str) -> str:
-    return url.removeprefix("http://")
+def _port(backend: Any) -> str:
+    """Of its tap, which listens for the other containers, too."""
+    host, _, port = backend.tap.listen.rpartition(":")
+    assert host == "0.0.0.0"
+    return str(port)
 
 
 def test_the_fleets_arguments_give_the_ports_names_and_gpus_of_the_configuration() -> None:

@@ -26,6 +26,7 @@ class Backend:
         self.seen: list[Request] = []
         self.streams: list[Reply] = []
         self.lost = 0
+        self.answers_with = 200
         self.http = HttpServer(self._handle)
 
     def _handle(self, request: Request, reply: Reply) -> None:
@@ -41,6 +42,8 @@ class Backend:
             self.http.cut_connections()
         elif request.path == "/mute":
             self.http.cut_connections()
+        elif self.answers_with != 200:
+            reply.send(self.answers_with, self.name.encode())
         else:
             reply.send(200, self.name.encode())
 
@@ -151,6 +154,28 @@ async def test_a_server_that_refuses_connections_costs_a_retry_and_no_request(si
     assert set(answers) == {"a", "c"}
     assert sum(answers.values()) == 30
     assert site.server("b").connect_failures == 10
+
+
+@pytest.mark.parametrize("status", [502, 503])
+async def test_a_tap_before_an_engine_that_is_gone_costs_a_retry_and_no_request(site: Site, status: int) -> None:
+    site.backends["a"].answers_with = status
+    answers = [await site.client.get(f"{site.url}/x") for _ in range(6)]
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert site.backends["a"].seen
+    assert {answer.text for answer in answers} == {"b", "c"}
+
+
+async def test_an_error_of_the_engine_is_passed_on_and_not_asked_again(site: Site) -> None:
+    site.backends["a"].answers_with = 500
+    answers = [await site.client.get(f"{site.url}/x") for _ in range(6)]
+    assert Counter(answer.status_code for answer in answers) == {200: 4, 500: 2}
+
+
+async def test_where_two_servers_say_so_the_answer_is_passed_on(site: Site) -> None:
+    for backend in site.backends.values():
+        backend.answers_with = 502
+    assert (await site.client.get(f"{site.url}/x")).status_code == 502
+    assert sum(len(backend.seen) for backend in site.backends.values()) == 2
 
 
 async def test_after_two_refusals_the_answer_is_503_and_names_the_servers(site: Site) -> None:

@@ -179,3 +179,34 @@ def test_a_backend_that_is_gone_takes_its_counts_along_and_a_new_one_starts_at_n
     watched.seen["b"] = type(watched.seen["a"])()
     assert watched.look(MINUTE_S) == ()
     assert watched.look(MINUTE_S) == ()
+
+
+@pytest.mark.parametrize(
+    ("good", "errors", "told"),
+    [(10, 5, {"": "surge"}), (10, 4, {}), (4, 5, {}), (100, 10, {}), (0, 12, {"": "surge"}), (200, 0, {})],
+)
+def test_a_moment_in_which_many_fail_is_a_ticket_at_once(good: int, errors: int, told: dict[str, str]) -> None:
+    """The breaker has taken such a backend out after a few: the windows of minutes and hours would never know."""
+    watched = fleet()
+    watched.look(5.0)
+    watched.did(ttft_s=[0.1] * good, errors=errors)
+    found = watched.look(10.0)
+    assert rules(found) == told
+    assert all(s.severity is Severity.TICKET for s in found)
+
+
+def test_a_surge_is_told_at_the_tick_at_which_a_request_is_told_to_have_failed() -> None:
+    """Half a second later the backend may be drained, and the short window past when the next look at all of them comes."""
+    watched = fleet()
+    watched.look(5.0)
+    watched.did(ttft_s=[0.1] * 10, errors=5)
+    assert watched.look(0.5) == ()
+    watched.told(record(None, outcome="error"))
+    assert rules(watched.look(0.5)) == {"": "surge"}
+
+
+def test_a_surge_that_goes_on_becomes_the_page_of_the_fast_burn() -> None:
+    watched = fleet()
+    minutes(watched, 60, good=60)
+    assert rules(minutes(watched, 1, good=30, errors=30)) == {"": "surge"}
+    assert rules(minutes(watched, 9, good=30, errors=30)) == {"": "fast"}

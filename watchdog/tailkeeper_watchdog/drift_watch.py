@@ -28,8 +28,8 @@ from tailkeeper_watchdog.drift import (
     Rows,
 )
 from tailkeeper_watchdog.drift.load import predict
-from tailkeeper_watchdog.drift.rows import LATENCY, has_latency, has_load
-from tailkeeper_watchdog.model import Severity
+from tailkeeper_watchdog.drift.rows import AT, LATENCY, has_latency, has_load
+from tailkeeper_watchdog.model import EMPTY, Severity
 
 RECENT_ROWS = 256
 """The latest requests of a backend, for what an alarm shows of them."""
@@ -48,6 +48,8 @@ class Alarm:
     blocks: int
     page_evidence: float | None = None
     """What it took, where the pool's evidence said page."""
+    seen: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    """What was slow when it was last proved: as numbers for people."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,6 @@ def told_of(name: str, form: Form, watch: Watch, alarm: Alarm, usual_after_s: fl
     is_raw = baseline is None or baseline.is_raw
     severity = Severity.INFO if is_raw else Severity.PAGE if alarm.page_evidence is not None else Severity.TICKET
     design = BLOCK_E if baseline is None else baseline.design
-    seen = _seen_rows(watch) if form is Form.ROWS else _seen_buckets(watch)
     evidence: dict[str, Any] = {
         "form": "request records" if form is Form.ROWS else "histogram buckets",
         "evidence": alarm.evidence,
@@ -89,7 +90,7 @@ def told_of(name: str, form: Form, watch: Watch, alarm: Alarm, usual_after_s: fl
         "design": design.name,
         "last_alarm": alarm.found_unix_s + alarm.last_at - alarm.first_at,
         "taken_for_usual_at": None if watch.source == CONFIGURED else alarm.found_unix_s + usual_after_s,
-        **seen,
+        **alarm.seen,
         **_of_test(watch),
     }
     if is_raw:
@@ -134,21 +135,21 @@ def _of_test(watch: Watch) -> dict[str, Any]:
     return told | {"abstained_blocks": test.abstained, "unknown_blocks": test.unknown, "broken_blocks": test.broken}
 
 
-def _seen_rows(watch: Watch) -> dict[str, Any]:
+def seen_of(watch: Watch, since_unix_s: float) -> Mapping[str, Any]:
+    """What is slow now, in the numbers of its form; of requests those since the evidence began to rise."""
+    return _seen_rows(watch, since_unix_s) if isinstance(watch.test, BlockE) else _seen_buckets(watch)
+
+
+def _seen_rows(watch: Watch, since_unix_s: float) -> dict[str, Any]:
     """The latest requests against what the load model expects of them: medians, seconds."""
     if not isinstance(watch.baseline, Baseline) or not watch.recent:
         return {}
     table = Rows.of(watch.recent).table
-    table = table[has_latency(table) & (has_load(table) | watch.baseline.is_raw)]
+    table = table[has_latency(table) & (has_load(table) | watch.baseline.is_raw) & (table[:, AT] >= since_unix_s)]
     if not len(table):
         return {}
-    expected_s = predict(watch.baseline.model, table)
-    return {
-        "requests": len(table),
-        "seen_s": float(np.median(table[:, LATENCY])),
-        "expected_s": float(np.median(expected_s)),
-        "ratio": float(np.median(table[:, LATENCY] / expected_s)),
-    }
+    seen_s, expected_s = float(np.median(table[:, LATENCY])), float(np.median(predict(watch.baseline.model, table)))
+    return {"requests": len(table), "seen_s": seen_s, "expected_s": expected_s, "ratio": seen_s / expected_s}
 
 
 def _seen_buckets(watch: Watch) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import numpy as np
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State as BackendState
-from tailkeeper_watchdog.attribution import changes, resources, words
+from tailkeeper_watchdog.attribution import changes, resources, stated, words
 from tailkeeper_watchdog.attribution.changes import Change
-from tailkeeper_watchdog.attribution.combine import MIN_BASELINE, MOST, attribute
+from tailkeeper_watchdog.attribution.combine import MIN_BASELINE, MOST, Attribution, attribute
 from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
-from tailkeeper_watchdog.attribution.request_log import OK, RequestLog, Sample, rows_per_backend, thinned
-from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, rank, stage_rises
+from tailkeeper_watchdog.attribution.request_log import OK, RequestLog, Sample, joined, rows_per_backend, thinned
+from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, rank, stage_rises, usual_of
 from tailkeeper_watchdog.attribution.stages import SIGNAL_FIELD
 from tailkeeper_watchdog.findings import Book
 from tailkeeper_watchdog.model import (
@@ -30,12 +30,14 @@ from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
     Decision,
+    Epoch,
     Finding,
     FindingKind,
     RequestRecord,
     Share,
     Situation,
 )
+from tailkeeper_watchdog.scoring.epochs import RESTARTED
 
 KINDS = frozenset(
     {
@@ -45,11 +47,12 @@ KINDS = frozenset(
         FindingKind.BLOCK_E,
         FindingKind.SLO_BURN,
         FindingKind.IMPROVED_BUT_BROKEN,
-        FindingKind.HUNG,
-        FindingKind.MEMORY_PRESSURE,
+        *stated.KINDS,
     }
 )
 REFRESH_S = 30.0
+SOON_S = 2.0
+"""Where too few records could be compared, or the finding says itself what is wrong: then it costs next to nothing."""
 MAX_PER_TICK = 2
 """Each takes up to 50 ms, after the gateways have been written to."""
 MAX_INCIDENTS = 200
@@ -59,6 +62,9 @@ HOUR_S = 3_600.0
 MAX_PEERS = 16
 MIN_LINES_A_TICK = 200
 """Backends whose gauges are noted in one tick, or an eighth of the fleet."""
+ENGINE_RESTART = "engine restart"
+ONCE_S = 60.0
+"""The same change is seen in more than one way, and for longer than one tick: within this it is one."""
 WATCHED_LABELS = ("canary_revision", "model")
 """Whose new values in the traffic are a change worth telling."""
 
@@ -80,6 +86,8 @@ class Result:
     at: float
     shares: tuple[Share, ...]
     evidence: Mapping[str, Any]
+    again_s: float = REFRESH_S
+    """After so long it is found anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,9 @@ class State:
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=lambda: EMPTY)
     generated: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """Tokens generated since the engine's start, as last noted: fewer means a new start."""
+    epochs: Mapping[str, Epoch] = field(default_factory=lambda: EMPTY)
+    away_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """Since when engines that are down or starting are, monotonic."""
     incidents: Mapping[str, Incident] = field(default_factory=lambda: EMPTY)
     results: Mapping[tuple[str, str], Result] = field(default_factory=lambda: EMPTY)
     fleet: tuple[Backend, ...] = ()
@@ -104,7 +115,8 @@ def learn(state: State, records: tuple[RequestRecord, ...], decisions: tuple[Dec
         (d.backend, change) for d in decisions if d.backend in names and (change := changes.of_decision(d, now))
     ]
     new.extend(_reconfigured(state.fleet, situation.snapshot.backends, now))
-    state = replace(state, fleet=situation.snapshot.backends)
+    new.extend(_begun(state, situation))
+    state = _with_epochs(replace(state, fleet=situation.snapshot.backends), situation)
     state, seen = _take_records(state, records, names, now)
     state, restarted = _note_gauges(state, situation)
     return _with_changes(state, [*new, *seen, *restarted], now)
@@ -117,6 +129,29 @@ def _reconfigured(before: tuple[Backend, ...], after: tuple[Backend, ...], now: 
     for backend in after:
         if backend.name in known:
             yield from ((backend.name, change) for change in changes.configured(known[backend.name], backend, now))
+
+
+def _begun(state: State, situation: Situation) -> Iterable[tuple[str, Change]]:
+    """Engines that were started anew, as of when they went away: that is what the others saw of it first."""
+    now = situation.snapshot.now
+    for name, epoch in situation.epochs.items():
+        known = state.epochs.get(name)
+        if known is None or known is epoch or epoch.number == known.number:
+            continue
+        if epoch.why == RESTARTED:
+            yield name, Change("restart", ENGINE_RESTART, state.away_at.get(name, now))
+        else:
+            yield name, Change("deploy", epoch.why, now)
+    for name, away_at in state.away_at.items():
+        seen = situation.fresh(name)
+        if seen is not None and seen.state is BackendState.STARTING and name in state.incidents:
+            yield name, Change("restart", ENGINE_RESTART, away_at)
+
+
+def _with_epochs(state: State, situation: Situation) -> State:
+    before, now = state.away_at, situation.snapshot.now
+    ended = {name: before.get(name, now) for name, epoch in situation.epochs.items() if epoch.ended}
+    return replace(state, epochs=situation.epochs, away_at=ended)
 
 
 def _take_records(
@@ -157,7 +192,7 @@ def _note_gauges(state: State, situation: Situation) -> tuple[State, list[tuple[
         tokens = _tokens(situation.fresh(name))
         if tokens is not None:
             if tokens < generated.get(name, 0.0):
-                restarted.append((name, Change("restart", "engine restart", now)))
+                restarted.append((name, Change("restart", ENGINE_RESTART, now)))
             generated[name] = tokens
     return (replace(state, lines=lines, generated=generated) if due or state.incidents else state), restarted
 
@@ -172,7 +207,9 @@ def _with_changes(state: State, new: list[tuple[str, Change]], now: float) -> St
         return state
     known = dict(state.changes)
     for name, change in new:
-        known[name] = changes.kept(known.get(name, ()), (change,), now)
+        of_it = known.get(name, ())
+        if not any(c.text == change.text and c.kind == change.kind and change.at - c.at < ONCE_S for c in of_it):
+            known[name] = changes.kept(of_it, (change,), now)
     return replace(state, changes=known)
 
 
@@ -208,8 +245,12 @@ def _due(state: State, wanted: list[Finding], now: float) -> list[Finding]:
         result = state.results.get((finding.backend, finding.id))
         return float("-inf") if result is None else result.at
 
+    def is_due(finding: Finding) -> bool:
+        result = state.results.get((finding.backend, finding.id))
+        return result is None or now - result.at >= result.again_s
+
     room = MAX_INCIDENTS - len(state.incidents)
-    able = [f for f in wanted if now - last(f) >= REFRESH_S and (room > 0 or f.backend in state.incidents)]
+    able = [f for f in wanted if is_due(f) and (room > 0 or f.backend in state.incidents)]
     return sorted(able, key=lambda f: (last(f), f.since_unix_s, f.id))[:MAX_PER_TICK]
 
 
@@ -217,13 +258,23 @@ def _attributed(state: State, finding: Finding, situation: Situation) -> State:
     now, name, seed = situation.snapshot.now, finding.backend, crc32(finding.id.encode())
     incident = state.incidents.get(name) or _opened(state, name, now, seed)
     given = _given(state, incident, finding, situation)
-    found = attribute(given, seed)
-    result = Result(now, found.shares, {"cause": words.sentence(found, given), "attribution": words.evidence(found, given)})
+    result = _stated(finding, given, now) if finding.kind in stated.KINDS else _measured(attribute(given, seed), given, now)
     return replace(
         state,
         incidents={**state.incidents, name: incident},
         results={**state.results, (name, finding.id): result},
     )
+
+
+def _measured(found: Attribution, given: Given, now: float) -> Result:
+    told = {"cause": words.sentence(found, given), "attribution": words.evidence(found, given)}
+    return Result(now, found.shares, told, SOON_S if found.shift is None else REFRESH_S)
+
+
+def _stated(finding: Finding, given: Given, now: float) -> Result:
+    found = stated.attribute(finding, given)
+    told = {**stated.evidence(finding), **words.gauges(given)}
+    return Result(now, found.shares, {"cause": stated.sentence(finding, found), "attribution": told}, SOON_S)
 
 
 def _opened(state: State, name: str, now: float, seed: int) -> Incident:
@@ -236,34 +287,52 @@ def _opened(state: State, name: str, now: float, seed: int) -> Incident:
 def _given(state: State, incident: Incident, finding: Finding, situation: Situation) -> Given:
     name, since = finding.backend, incident.opened_at
     current = state.logs.get(name, RequestLog()).between(since - BLUR_S / 2, float("inf"))
-    seen = situation.fresh(name)
-    found: tuple[resources.Evidence, ...] = ()
-    rises: Mapping[str, float] = EMPTY
-    if seen is not None:
-        line = line_of(seen, situation.windows.get(name))
-        found, rises = rank(line, incident.usual, _peers(situation, name)), stage_rises(line, incident.usual)
-    return Given(
-        signal=_signal(finding, current),
-        baseline=incident.baseline,
-        current=current,
-        resources=found,
-        changes=changes.candidates(state.changes.get(name, ()), since),
-        stage_rises=rises,
+    peers = _peers(situation, name)
+    is_pool = len(incident.baseline) < MIN_BASELINE
+    baseline = incident.baseline
+    if is_pool:
+        baseline = _of_pool(state, peers, since - BLUR_S / 2, current)
+        current = replace(current, names=baseline.names)
+    seen, given = situation.fresh(name), Given(_signal(finding, current), baseline, current, is_pool=is_pool)
+    given = replace(given, changes=changes.candidates(state.changes.get(name, ()), _onset(finding, since, situation)))
+    if seen is None:
+        return given
+    line, others = line_of(seen, situation.windows.get(name)), [line_of(s, situation.windows.get(s.backend)) for s in peers]
+    return replace(
+        given,
+        resources=rank(line, incident.usual, others),
+        usual=usual_of(line, incident.usual, others),
+        stage_rises=stage_rises(line, incident.usual),
     )
+
+
+def _onset(finding: Finding, since: float, situation: Situation) -> float:
+    """Monotonic. What a finding states itself began with it, whatever else was wrong with the backend before."""
+    if finding.kind not in stated.KINDS:
+        return since
+    return max(since, situation.snapshot.now - (situation.snapshot.time_unix_s - finding.since_unix_s))
+
+
+def _of_pool(state: State, peers: list[BackendObservation], start: float, current: Sample) -> Sample:
+    """What those of the pool that are well had since ``start``: a backend that was watched for a minute has no past, but its
+    equals under the same traffic tell what is usual."""
+    well = [s.backend for s in peers if s.backend in state.logs and s.backend not in state.incidents]
+    return joined([state.logs[name].between(start, float("inf")) for name in well], current.names)
 
 
 def _signal(finding: Finding, current: Sample) -> str:
     """What the finding is about; the first token where it says nothing, and the whole answer where no answer is streamed."""
     if finding.signal in SIGNAL_FIELD:
         return finding.signal
-    if finding.kind is FindingKind.IMPROVED_BUT_BROKEN or finding.signal.startswith("error"):
+    # A burn that names no latency is of requests that failed.
+    if finding.kind in (FindingKind.IMPROVED_BUT_BROKEN, FindingKind.SLO_BURN) or finding.signal.startswith("error"):
         return ERRORS
     good = current.rows[current.rows["outcome"] == OK]
     return "e2e" if len(good) and np.isnan(good["ttft_s"]).mean() > 0.5 else "ttft"
 
 
-def _peers(situation: Situation, name: str) -> list[Any]:
-    """Lines of the other backends of its pool now; of those with the same model where it has no pool."""
+def _peers(situation: Situation, name: str) -> list[BackendObservation]:
+    """What is known of the other backends of its pool now; of those with the same model where it has no pool."""
     backend = next((b for b in situation.snapshot.backends if b.name == name), None)
     if backend is None:
         return []
@@ -272,8 +341,7 @@ def _peers(situation: Situation, name: str) -> list[Any]:
     else:
         pool = tuple(b for b in situation.snapshot.backends if b.model == backend.model)
     others = [b.name for b in pool if b.name != name][: 2 * MAX_PEERS]
-    fresh = [(other, seen) for other in others if (seen := situation.fresh(other)) is not None]
-    return [line_of(seen, situation.windows.get(other)) for other, seen in fresh[:MAX_PEERS]]
+    return [seen for other in others if (seen := situation.fresh(other)) is not None][:MAX_PEERS]
 
 
 def _told(finding: Finding, result: Result) -> Finding:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import erfc, fsum, sqrt
 
 import numpy as np
+from scipy.special import bdtrc
 
 from tailkeeper_watchdog.attribution.hand_down import (
     ANY,
@@ -42,6 +43,8 @@ RESAMPLE = 1_000
 RESAMPLES = 12
 MIN_BASELINE = 100
 MIN_CURRENT = 30
+MIN_CURRENT_OF_ERRORS = 10
+"""A share of failures needs fewer than a P99: whether it can be chance is asked in any case."""
 CHANCE = 0.05
 """A shift that chance alone makes this often is wholly unknown; one that it makes a fifth as often, to a fifth."""
 LEAST = 0.005
@@ -83,7 +86,7 @@ def attribute(given: Given, seed: int) -> Attribution:
     blamed = suspects_by_stage(pair, given.signal, left(plan, passed_on))
     point = split(pair, given, plan, passed_on, blamed)
     drawn = [d for _ in range(RESAMPLES) if (d := _resampled(pair, given, blamed, rng)) is not None]
-    real = _beyond_chance(shift.shift_s, pair, drawn)
+    real = _failures_beyond_chance(pair) if given.signal == ERRORS else _beyond_chance(shift.shift_s, pair, drawn)
     confidence = _Confidence(given, point, [d.found for d in drawn], real)
     shares = _listed({key: share * real for key, share in point.items() if key != NOTHING}, confidence)
     return Attribution(shares, _told(pair, given, shift, blamed))
@@ -97,7 +100,8 @@ def _pair(given: Given, rng: np.random.Generator) -> Pair | None:
         known = known_stages(given.baseline.rows, given.signal) & known_stages(given.current.rows, given.signal)
     baseline, current = thinned(given.baseline, MOST, rng), thinned(given.current, MOST, rng)
     before, now = (taken_apart(sample.rows, given.signal, known) for sample in (baseline, current))
-    if before.total_s.size < MIN_BASELINE or now.total_s.size < MIN_CURRENT:
+    least = MIN_CURRENT_OF_ERRORS if given.signal == ERRORS else MIN_CURRENT
+    if before.total_s.size < MIN_BASELINE or now.total_s.size < least:
         return None
     return Pair(baseline, current, before, now)
 
@@ -141,6 +145,17 @@ def _beyond_chance(shift: float, pair: Pair, drawn: list[_Drawn]) -> float:
     )
     chance = erfc(shift / sqrt(2.0 * variance)) / 2.0 if variance > 0 else 0.0
     return max(0.0, 1.0 - chance / CHANCE)
+
+
+def _failures_beyond_chance(pair: Pair) -> float:
+    """The same for a share of failures, by the binomial tail at the share of both samples together: a handful of failures that
+    came in one clump is no accident, though most resamples of so few requests would miss it."""
+    before, now = pair.before.total_s, pair.now.total_s
+    failed = float(now.sum())
+    together = (float(before.sum()) + failed) / (before.size + now.size)
+    if failed / now.size <= together:
+        return 0.0
+    return max(0.0, 1.0 - float(bdtrc(failed - 1.0, now.size, together)) / CHANCE)
 
 
 class _Confidence:

@@ -58,6 +58,10 @@ class Given:
     changes: tuple[Candidate, ...] = ()
     stage_rises: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """Seconds by stage, where there are no records."""
+    is_pool: bool = False
+    """The baseline is what the pool's others do now, because the backend's own past is too short."""
+    usual: tuple[str, ...] = ()
+    """Resources that were looked at and are not unusual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +145,21 @@ def split(
         _add(found, ("resource", PREPROCESS), amount * part)
         rest = amount * (1.0 - part)
         rest -= _to_segments(found, pair, given.signal, stage, rest, blamed.get(stage, ()))
-        to_gauges(found, given, stage, rest, frozenset({CPU}) if part > 0 else frozenset())
+        to_gauges(found, given, stage, rest, frozenset({CPU}) if part > 0 else frozenset(), _outcomes(pair, stage))
     return found
+
+
+def _outcomes(pair: Pair, stage: str) -> Mapping[Key, float]:
+    """Of more failures, how much are errors and how much refusals. Nothing for a latency."""
+    if stage != ERRORS:
+        return EMPTY
+    codes = {"error": ERROR, "rejected": REJECTED}
+    risen = {
+        ("outcome", name): float((pair.now.rows["outcome"] == code).mean() - (pair.before.rows["outcome"] == code).mean())
+        for name, code in codes.items()
+    }
+    more = {key: rise for key, rise in risen.items() if rise > 0}
+    return {key: rise / sum(more.values()) for key, rise in more.items()}
 
 
 def _preprocessing(pair: Pair, given: Given) -> float:
@@ -185,8 +202,16 @@ def _alone(pair: Pair, signal: str, stage: str, suspect: Suspect) -> float:
     return explained * suspect.counted
 
 
-def to_gauges(found: dict[Key, float], given: Given, stage: str, amount: float, told: frozenset[str] = frozenset()) -> None:
-    """Hand down to resources and changes; what they leave is the stage's own, or unknown. ``told`` groups had their part."""
+def to_gauges(
+    found: dict[Key, float],
+    given: Given,
+    stage: str,
+    amount: float,
+    told: frozenset[str] = frozenset(),
+    outcomes: Mapping[Key, float] = EMPTY,
+) -> None:
+    """Hand down to resources and changes; what they leave is the stage's own, the ``outcomes``', or unknown. ``told`` groups
+    had their part."""
     unusual = _resources_for(given, stage, told)
     for name, part in unusual.items():
         _add(found, ("resource", name), amount * part)
@@ -198,7 +223,8 @@ def to_gauges(found: dict[Key, float], given: Given, stage: str, amount: float, 
     for change in open_changes:
         _add(found, ("change", change.text), amount * strongest * change.claim / whole)
     amount *= 1.0 - strongest
-    _add(found, NOTHING if stage in (UNKNOWN, ANY, ERRORS) else ("stage", stage), amount)
+    for key, part in (outcomes or {NOTHING if stage in (UNKNOWN, ANY, ERRORS) else ("stage", stage): 1.0}).items():
+        _add(found, key, amount * part)
 
 
 def _resources_for(given: Given, stage: str, told: frozenset[str]) -> dict[str, float]:

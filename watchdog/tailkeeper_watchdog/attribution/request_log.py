@@ -26,7 +26,8 @@ MIN_SPAN_S = 600.0
 """What a full log should reach back: long enough to have a baseline before what a detector took minutes to see."""
 MAX_HALVINGS = 7
 BLOCK = 50
-"""Requests in a row that are drawn together: longer than most queues are."""
+"""Requests in a row that are drawn together: longer than most queues are. Of a small sample a quarter, or it would be drawn
+whole each time, and be certain of everything."""
 _GOLDEN = 2_654_435_769
 MAX_VALUES = 64
 """Different values of one label in one log; what comes later is ``other``. A tenant per request must not fill the memory."""
@@ -37,7 +38,7 @@ LABELS = ("canary_revision", "tenant", "model", "operation", "modality")
 _SECONDS = ("queue_s", "prefill_s", "ttft_s", "itl_s", "e2e_s")
 _TOKENS = ("prompt_tokens", "cached_tokens", "backlog_tokens")
 _OUTCOMES: Mapping[str | None, int] = {None: 0, "ok": 1, "error": 2, "rejected": 3, "aborted": 4}
-OK, ERROR, REJECTED = 1, 2, 3
+OK, ERROR, REJECTED, ABORTED = 1, 2, 3, 4
 ROW = np.dtype(
     [
         ("at", "f8"),
@@ -75,7 +76,7 @@ class Sample:
         Neighbours wait in the same queue. Drawn one by one they would look like so many independent witnesses.
         """
         size = min(most, len(self))
-        block = min(BLOCK, size)
+        block = max(1, min(BLOCK, size // 4))
         starts = rng.integers(0, len(self) - block + 1, -(-size // block))
         return replace(self, rows=self.rows.take((starts[:, None] + np.arange(block)).ravel()[:size]))
 
@@ -186,6 +187,32 @@ def thinned(sample: Sample, most: int, rng: np.random.Generator) -> Sample:
     if len(sample) <= most:
         return sample
     return replace(sample, rows=sample.rows[np.sort(rng.choice(len(sample), most, replace=False))])
+
+
+def joined(samples: Sequence[Sample], names: Mapping[str, tuple[str, ...]]) -> Sample:
+    """One sample of several backends, in the codes of ``names`` as far as they reach, with new ones behind them.
+
+    Its span is the sum of theirs, so that what it tells of a second is what one of them did on average.
+    """
+    texts = {label: list(names.get(label, (UNLABELLED,))) for label in LABELS}
+    parts = []
+    for sample in samples:
+        rows = sample.rows.copy()
+        for label in LABELS:
+            rows[label] = _recoded(rows[label], sample.names.get(label, (UNLABELLED,)), texts[label])
+        parts.append(rows)
+    spans = [sample.span_s for sample in samples]
+    span_s = None if any(span is None for span in spans) else sum(span for span in spans if span is not None)
+    rows = np.concatenate(parts) if parts else np.zeros(0, ROW)
+    return Sample(rows, sum(sample.total for sample in samples), span_s, {label: tuple(t) for label, t in texts.items()})
+
+
+def _recoded(codes: NDArray[Any], own: tuple[str, ...], texts: list[str]) -> NDArray[Any]:
+    for text in own:
+        if text not in texts:
+            texts.append(text)
+    table = np.array([texts.index(text) for text in own], codes.dtype)
+    return np.asarray(table[codes])
 
 
 def _number(value: float | None) -> float:

@@ -144,6 +144,18 @@ def rank(line: Floats, usual: Floats, peers: Sequence[Floats]) -> tuple[Evidence
     return tuple(sorted(found, key=lambda e: -e.strength))
 
 
+def usual_of(line: Floats, usual: Floats, peers: Sequence[Floats]) -> tuple[str, ...]:
+    """What was compared with its own past or with its pool, and is as it should be."""
+    others = np.stack(peers) if len(peers) else np.empty((0, line.size))
+    found = []
+    for i, resource in enumerate(RESOURCES):
+        known = (_against(resource, line[i], usual[:, i], MIN_LINES)[1], _against(resource, line[i], others[:, i], MIN_PEERS)[1])
+        told = [z for z in known if z is not None and np.isfinite(z)]
+        if told and max(told) <= USUAL_Z:
+            found.append(resource.name)
+    return tuple(found)
+
+
 def _evidence(resource: Resource, now: float, usual: Floats, peers: Floats) -> Evidence | None:
     if not np.isfinite(now):
         return None

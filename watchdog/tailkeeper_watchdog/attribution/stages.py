@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailkeeper_watchdog.attribution.request_log import OK, Rows
+from tailkeeper_watchdog.attribution.request_log import ABORTED, OK, Rows
 from tailkeeper_watchdog.attribution.shapley import Floats, shapley
 
 QUEUE, PREFILL, DECODE, NETWORK, UNKNOWN = "queue", "prefill", "decode", "network", "unknown"
@@ -35,7 +35,7 @@ def p99(values: Floats, q: float = Q) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Requests that ended well, their latency and its parts in seconds. The columns add up to ``total_s``."""
+    """Requests whose latency counts, that latency and its parts in seconds. The columns add up to ``total_s``."""
 
     rows: Rows
     total_s: Floats
@@ -78,8 +78,10 @@ def staged(rows: Rows, signal: str, known: frozenset[str]) -> Staged:
 
 
 def _with_latency(rows: Rows, signal: str) -> Rows:
+    """Of those who gave up after their first token, how long that took is known; without them only the quick would be left."""
     latency = rows[SIGNAL_FIELD[signal]]
-    good = (rows["outcome"] == OK) & np.isfinite(latency) & (latency >= 0)
+    counted = (rows["outcome"] == OK) | (rows["outcome"] == ABORTED) if signal == "ttft" else rows["outcome"] == OK
+    good = counted & np.isfinite(latency) & (latency >= 0)
     return rows if good.all() else rows[good]
 
 

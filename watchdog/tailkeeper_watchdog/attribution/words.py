@@ -45,7 +45,7 @@ def sentence(attribution: Attribution, given: Given) -> str:
         why = f"Mostly {_name(first)} ({first.share:.0%}, confidence {confidence_word(first.confidence)})"
     others = [s for s in attribution.shares[1:3] if s.share >= 0.1 and s.dimension != "unknown"]
     also = f", then {' and '.join(f'{_name(s)} ({s.share:.0%})' for s in others)}" if others else ""
-    return f"{why}{also}. {_moved(attribution.shift, given.signal)}"
+    return f"{why}{also}. {_moved(attribution.shift, given)}"
 
 
 def _name(share: Share) -> str:
@@ -54,10 +54,14 @@ def _name(share: Share) -> str:
     )
 
 
-def _moved(shift: Shift | None, signal: str) -> str:
+def _moved(shift: Shift | None, given: Given) -> str:
     if shift is None:
         return "There were not enough request records to compare: told from means and gauges alone."
+    signal = given.signal
     before, now = (_quantity(value, signal) for value in (shift.before, shift.now))
+    if given.is_pool:
+        others, own = shift.samples
+        return f"{_SIGNALS[signal]} is {now} (n {own}) where the rest of its pool has {before} (n {others})."
     return f"{_SIGNALS[signal]} went from {before} (n {shift.samples[0]}) to {now} (n {shift.samples[1]})."
 
 
@@ -69,15 +73,20 @@ def _quantity(value: float, signal: str) -> str:
 
 def evidence(attribution: Attribution, given: Given) -> dict[str, Any]:
     """The numbers behind the shares, finite and plain, with their units in their names."""
-    told: dict[str, Any] = {
-        "signal": given.signal,
-        "resources": [_resource(e) for e in given.resources[:MAX_TOLD]],
-        "changes": [_change(c) for c in given.changes[:MAX_TOLD]],
-    }
+    told: dict[str, Any] = {"signal": given.signal, **gauges(given)}
     shift = attribution.shift
     if shift is None:
         return {**told, "records": None, "stage_mean_rises_s": {k: _short(v) for k, v in given.stage_rises.items()}}
-    return {**told, **_records(shift, given.signal)}
+    return {**told, "before_is": "its pool now" if given.is_pool else "its own past", **_records(shift, given.signal)}
+
+
+def gauges(given: Given) -> dict[str, Any]:
+    """What is unusual at its machine, what is not, and what changed shortly before."""
+    return {
+        "resources": [_resource(e) for e in given.resources[:MAX_TOLD]],
+        "resources_usual": list(given.usual),
+        "changes": [_change(c) for c in given.changes[:MAX_TOLD]],
+    }
 
 
 def _records(shift: Shift, signal: str) -> dict[str, Any]:

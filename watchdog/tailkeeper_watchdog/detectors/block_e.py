@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.baseline_set import AnyBaseline, BaselineSet, Form
@@ -34,7 +35,8 @@ from tailkeeper_watchdog.drift import (
     page_evidence,
     pages,
 )
-from tailkeeper_watchdog.drift_watch import CONFIGURED, GATHERED, RESTORED, Alarm, Watch, told_of
+from tailkeeper_watchdog.drift.rows import PROMPT
+from tailkeeper_watchdog.drift_watch import CONFIGURED, GATHERED, RESTORED, Alarm, Watch, seen_of, told_of
 from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.model import EMPTY, Backend, Epoch, FindingKind, RequestRecord, Situation
 
@@ -56,6 +58,8 @@ that long."""
 MAX_GATHERING = 256
 """Backends that gather over one form at a time, at 1 MB and less each; the others wait for a place."""
 CAPACITY_ROWS = 20_000
+_Line = tuple[float | None, ...]
+"""One request, in the order of ``drift.COLUMNS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +204,15 @@ def _with_fleet(memory: Memory) -> Memory:
 # Evidence
 
 
-def rows_of(records: Iterable[RequestRecord], heard_unix_s: float) -> list[tuple[float | None, ...]]:
-    """Requests that saw a first token, in the order of ``drift.COLUMNS``; those without a start count when they were heard of."""
+def rows_of(records: Iterable[RequestRecord], heard_unix_s: float) -> list[_Line]:
+    """Requests that saw a first token, in the order of ``drift.COLUMNS``.
+
+    Each counts when it ended, because a tap or a span tells of it then: by first tokens a block would stay open for as long as
+    its slowest answer takes, most of all on an engine that became slow. Those without a start count when they were heard of.
+    """
     return [
         (
-            heard_unix_s if record.start_unix_s is None else record.start_unix_s + record.ttft_s,
+            heard_unix_s if record.start_unix_s is None else record.start_unix_s + max(record.ttft_s, record.e2e_s or 0.0),
             record.ttft_s,
             record.prompt_tokens,
             record.backlog_tokens,
@@ -214,6 +222,21 @@ def rows_of(records: Iterable[RequestRecord], heard_unix_s: float) -> list[tuple
         for record in records
         if record.outcome in ("ok", "aborted") and record.ttft_s is not None
     ]
+
+
+def with_prompts(lines: list[_Line], recent: Iterable[_Line]) -> list[_Line]:
+    """The lines, with the median prompt of ``recent`` where they do not tell theirs.
+
+    An engine says how long a prompt was with the last token of its answer, so of an answer that was aborted nobody knows.
+    Left out, the ones who gave up would leave only those who had it quick.
+    """
+    if all(line[PROMPT] is not None for line in lines):
+        return lines
+    known = [prompt for line in (*recent, *lines) if (prompt := line[PROMPT]) is not None]
+    if not known:
+        return lines
+    usual = median(known)
+    return [line if line[PROMPT] is not None else (*line[:PROMPT], usual, *line[PROMPT + 1 :]) for line in lines]
 
 
 def _feed_records(situation: Situation, memory: Memory) -> None:
@@ -226,6 +249,7 @@ def _feed_records(situation: Situation, memory: Memory) -> None:
             continue
         watch.fed_at = snapshot.now
         watch.recent.extend(lines)
+        lines = with_prompts(lines, watch.recent)
         if watch.test is not None:
             batches[name] = Rows.of(lines)
         elif isinstance(watch.collector, Collector):
@@ -272,6 +296,7 @@ def _judge(situation: Situation, watch: Watch, reached: float | None) -> None:
             blocks = evidence.blocks - watch.calm_block
             watch.alarm = Alarm(watch.calm_unix_s, snapshot.time_unix_s, snapshot.now, snapshot.now, reached, blocks)
         watch.alarm.last_at, watch.alarm.evidence = snapshot.now, reached
+        watch.alarm.seen = seen_of(watch, watch.alarm.began_unix_s) or watch.alarm.seen
     if evidence.value < CALM_SHARE * watch.test.baseline.design.alarm_evidence and watch.alarm is None:
         watch.calm_unix_s, watch.calm_block = snapshot.time_unix_s, evidence.blocks
     if watch.alarm is not None and snapshot.now - watch.alarm.first_at >= STABLE_S and watch.source != CONFIGURED:
@@ -313,6 +338,7 @@ def _start_page(situation: Situation, watch: Watch) -> None:
         blocks = watch.test.evidence.blocks - watch.calm_block
         watch.alarm = Alarm(watch.calm_unix_s, snapshot.time_unix_s, snapshot.now, snapshot.now, reached, blocks)
     watch.alarm.page_evidence, watch.alarm.last_at = reached, snapshot.now
+    watch.alarm.seen = seen_of(watch, watch.alarm.began_unix_s) or watch.alarm.seen
     watch.test.evidence.start_page()
 
 

@@ -6,7 +6,8 @@ Two windows must agree, the long one that it matters and the short one that it s
 thirty minutes is a ticket (5 % in six hours). Shares of few requests mean little, so a rule needs 10 bad requests, 2 of them
 in its short window and 2 before its latest moments: neither one failed request at night nor one burst of a cold engine wakes
 anybody. Where there are too few requests for that, most of them must have failed over six hours, and still fail: 90 %
-failures at a trickle do page.
+failures at a trickle do page. And where of the latest requests a quarter failed, five at least, that is a ticket at once: the
+breaker takes such a backend out before more have failed, and people are to know why.
 
 Late requests are counted from request records where a backend has them, else from its buckets. A bound inside a bucket is
 taken as the bucket's upper end: only requests that were surely late are counted, and the evidence says so. Records have one
@@ -16,7 +17,7 @@ inter-token latency for each request, buckets one for each token. Aborted reques
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -53,6 +54,7 @@ class Burn(StrEnum):
     FAST = "fast"
     SLOW = "slow"
     TRICKLE = "trickle"
+    SURGE = "surge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ TRICKLE = Rule(Burn.TRICKLE, 0.0, 6 * HOUR_S, HOUR_S, HOUR_S, Severity.PAGE)
 """Judged by share, not by rate: see ``TRICKLE_SHARE``."""
 RULES = (FAST, TRICKLE, SLOW)
 """Loudest first: of one signal only the first rule that holds is told."""
+SURGE_FAILED, SURGE_REQUESTS, SURGE_SHARE = 5, 10, 0.25
+"""In the short window that the breaker of ``gpu_health_gate`` looks at, and as it has them by default."""
 KEPT_S = SLOW.long_s
 _SPACINGS_S = ((5 * MINUTE_S, MINUTE_S), (HOUR_S, 5 * MINUTE_S), (KEPT_S, 30 * MINUTE_S))
 """Snapshots up to this age are this far apart: some thirty of them, whatever the tick. A window is longer by that at most."""
@@ -108,7 +112,7 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
         return memory, memory.found
     memory = _with_records(_with_new(memory, tuple(b.name for b in situation.snapshot.backends)), situation)
     if not due:
-        return memory, memory.found
+        return memory, _with_surges(situation, _failing(situation), memory.found)
     raw = np.array([_raw(situation.fresh(name), situation.slo) for name in memory.names]).reshape(-1, WIDTH)
     has_records = np.array(
         [now - memory.told_at.get(name, float("-inf")) <= RECORDS_FRESH_S for name in memory.names], dtype=bool
@@ -118,7 +122,8 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     found = tuple(_symptoms(situation, memory.names, snapshots, memory.told_at))
     raw = np.where(np.isnan(raw), memory.raw, raw)
     kept = thinned(snapshots, now)
-    return replace(memory, counts=counts, raw=raw, snapshots=kept, taken_at=now, found=found), found
+    memory = replace(memory, counts=counts, raw=raw, snapshots=kept, taken_at=now, found=found)
+    return memory, _with_surges(situation, memory.names, found)
 
 
 def _with_records(memory: Memory, situation: Situation) -> Memory:
@@ -286,6 +291,37 @@ def _symptoms(
                 told.add((row, index))
                 pair = slice(2 * index, 2 * index + 2)
                 yield _symptom(situation, names[row], index, rule, (long[row, pair], short[row, pair]), names[row] in told_at)
+
+
+def _with_surges(situation: Situation, names: Iterable[str], found: tuple[Symptom, ...]) -> tuple[Symptom, ...]:
+    """And the surges among ``names``, where their failures are not told of louder already."""
+    told = {symptom.backend for symptom in found if symptom.signal == FAILED}
+    return (*found, *(symptom for name in names if name not in told for symptom in _surge(situation, name)))
+
+
+def _failing(situation: Situation) -> list[str]:
+    """Those of whose requests one was told to have failed at this tick: few, where a look at all would cost the tick."""
+    return [n for n, told in situation.records.items() if any(r.outcome in ("error", "rejected") for r in told)]
+
+
+def _surge(situation: Situation, name: str) -> Iterator[Symptom]:
+    window = situation.recent.get(name)
+    finished = window.finished if window else None
+    if window is None or finished is None:
+        return
+    counted, failed = finished
+    if counted < SURGE_REQUESTS or failed < max(SURGE_FAILED, SURGE_SHARE * counted):
+        return
+    evidence = {
+        "rule": Burn.SURGE.value,
+        "objective": situation.slo.objective,
+        "burn": failed / counted / (1.0 - situation.slo.objective),
+        "window_s": window.seconds,
+        "bad": failed,
+        "requests": counted,
+    }
+    summary = f"{name}: {failed:.0f} of {counted:.0f} requests failed in the last {window.seconds:.0f} s"
+    yield Symptom(FindingKind.SLO_BURN, name, Severity.TICKET, summary, evidence, FAILED)
 
 
 def _symptom(

@@ -10,6 +10,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Severity, Situation
+from tailkeeper_watchdog.window import Window
 
 _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
 
@@ -34,7 +35,7 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
             symptoms.append(_lost(situation, backend.name))
         else:
             symptoms.extend(_dead(seen))
-            symptoms.extend(_pressure(seen))
+            symptoms.extend(_pressure(seen, situation.recent.get(backend.name)))
             age_s = seen.value(catalog.SCRAPE_AGE.name)
             if age_s is None:
                 continue
@@ -55,7 +56,7 @@ def _page_lost(seen: BackendObservation, age_s: float, limit_s: float) -> Sympto
 
 def _lost(situation: Situation, name: str) -> Symptom:
     seen = situation.snapshot.observations.get(name)
-    why = situation.snapshot.source_error or (seen.error if seen else None) or "no fresh evidence"
+    why = situation.snapshot.source_error or (_said(seen) if seen else "") or "no fresh evidence"
     age = seen.age_s if seen else None
     return Symptom(
         FindingKind.TELEMETRY_LOST,
@@ -64,6 +65,10 @@ def _lost(situation: Situation, name: str) -> Symptom:
         f"{name}: nothing is known ({why}); no action is taken on it",
         {"why": why, "age_s": age, "limit_s": situation.stale_after_s},
     )
+
+
+def _said(seen: BackendObservation) -> str:
+    return seen.error or "; ".join(seen.reasons)
 
 
 def _dead(seen: BackendObservation) -> list[Symptom]:
@@ -81,7 +86,7 @@ def _dead(seen: BackendObservation) -> list[Symptom]:
     return [Symptom(kind, seen.backend, Severity.PAGE, f"{seen.backend} is {seen.state}: {why}", evidence)]
 
 
-def _pressure(seen: BackendObservation) -> list[Symptom]:
+def _pressure(seen: BackendObservation, recent: Window | None) -> list[Symptom]:
     pressure = seen.value(catalog.VRAM_PRESSURE.name)
     if pressure is None or pressure <= MEMORY_PRESSURE_LIMIT_RATIO:
         return []
@@ -89,6 +94,7 @@ def _pressure(seen: BackendObservation) -> list[Symptom]:
         "pressure_ratio": pressure,
         "limit_ratio": MEMORY_PRESSURE_LIMIT_RATIO,
         "kv_usage_ratio": seen.value(catalog.KV_USAGE.name),
+        "preemptions_per_s": recent.rate(catalog.PREEMPTIONS.name) if recent else None,
     }
     summary = f"{seen.backend}: memory pressure {pressure:.0%}, limit {MEMORY_PRESSURE_LIMIT_RATIO:.0%}"
     return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET, summary, evidence)]

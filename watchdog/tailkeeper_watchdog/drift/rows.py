@@ -1,7 +1,7 @@
 """Request rows as one table of numbers, and which of them can be used. Pure.
 
-A column that is not known is NaN, never 0. ``at_s`` is when the first token came: that is the order in which latencies
-become known, and what blocks of time are cut by.
+A column that is not known is NaN, never 0. ``at_s`` is when the request's latency became known to who feeds them: when its
+first token came, or, where requests are told of as they end, when it ended. It is what blocks of time are cut by.
 """
 
 from __future__ import annotations
