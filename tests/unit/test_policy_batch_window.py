@@ -165,12 +165,27 @@ def test_a_slow_tail_between_tokens_lowers_the_limit_by_steps_and_lets_it_out_ag
     assert up[-1] is None
 
 
+def test_a_gateway_that_is_silent_for_a_tick_does_not_begin_it_anew() -> None:
+    batches = Batches(EVERY_BIN)
+    batches.tick(5)
+    knobs, batches.knob = batches.knob, {}
+    assert batches.tick(0.5) is None
+    batches.knob = knobs
+    assert batches.tick(0.5) == pytest.approx(0.05)
+
+
+def test_where_no_gateway_has_either_knob_nothing_is_wanted() -> None:
+    batches = Batches(EVERY_BIN)
+    batches.knob = {}
+    assert [batches.tick(5) for _ in range(3)] == [None] * 3
+
+
 def test_a_backend_that_is_not_heard_of_is_left_alone_and_the_silence_is_not_held_against_it() -> None:
     batches = Batches(SMOOTH)
     batches.tick(5)
     before = batches.tick(0.5, ttft={0.5: 100})
     run = batches.run
-    assert run.tick(situation(seen("a", age_s=60.0), now=batches.now + 30)) == {}
+    assert run.tick(situation(seen("a", age_s=60.0), now=batches.now + 30, knobs=batches.knob)) == {}
     batches.now += 30
     after = batches.tick(0.5, ttft={0.5: 100})
     assert after == before

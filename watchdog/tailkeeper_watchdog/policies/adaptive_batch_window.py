@@ -15,7 +15,7 @@ Where an engine has a window (Triton's queue delay, Ray Serve's batch wait), tha
 token. An engine that batches continuously has none; there the limit and the breaker drive the concurrency limit of the gateway
 or the tap, by the P99 of the time between tokens, which is what a fuller batch costs: down by 20 % each 10 s while it is over,
 up by 20 % after that, given back at twice what is in use. The entropy moves no concurrency limit: irregular arrivals are no
-reason to turn requests away.
+reason to turn requests away. Where no gateway has either knob, there is nothing to control and nothing is written down.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class AdaptiveBatchWindowParams(Settings):
     growth: Annotated[float, Field(ge=1)] = 1.2
     floor_s: Seconds = 0.010
     ceiling_s: Seconds = 0.200
-    start_s: Seconds = 0.050
-    """Where no gateway tells the window in force: only ever written down."""
     target_p99_s: Seconds = 0.200
     shrink: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """A factor for each 100 ms over the target."""
@@ -130,14 +128,17 @@ def decide(
     desired: list[DesiredState] = []
     for backend in situation.snapshot.backends:
         name, seen = backend.name, situation.fresh(backend.name)
+        windowed = situation.knob(backend, Knob.BATCH_WINDOW_S) is not None
+        if not windowed and situation.knob(backend, Knob.CONCURRENCY_LIMIT) is None:  # nothing to control, or not to be seen now
+            if name in memory.controllers:
+                controllers[name] = replace(memory.controllers[name], seen_at=None)
+            continue
         before = _arrived(memory.controllers.get(name, Controller()), situation.requests(name))
         if seen is None:  # unknown turns nothing; how long it lasts is not held against the backend either
             controllers[name] = replace(before, seen_at=None)
             continue
         controller = _watched(before, seen, situation, params)
-        limited = situation.knob(backend, Knob.BATCH_WINDOW_S) is None and situation.knob(backend, Knob.CONCURRENCY_LIMIT)
-        step = _limit if limited else _window
-        after, reason = step(controller, backend, situation, params)
+        after, reason = (_window if windowed else _limit)(controller, backend, situation, params)
         controllers[name] = replace(after, seen_at=situation.snapshot.now)
         if after.value is not None and reason:
             value = round(after.value, 4) if after.knob is Knob.BATCH_WINDOW_S else float(round(after.value))
@@ -194,7 +195,7 @@ def _window(
     known, now = situation.knob(backend, Knob.BATCH_WINDOW_S), situation.snapshot.now
     value = controller.value
     if value is None:
-        value = float(known.prior) if known is not None else params.start_s
+        value = float(known.prior) if known is not None else params.ceiling_s
     p99, h = situation.p99(backend.name, "ttft"), _entropy(controller, params)
     if controller.open:
         return replace(controller, value=params.floor_s), _breaker_words(params)
