@@ -124,3 +124,14 @@ async def test_a_throttled_gpu_is_named_as_the_cause_of_the_lighter_weight_and_g
     world.gpu, world.sick["b"].itl_s = gpu(), 0.02
     await world.run(60)
     assert world.weight("b") == 1.0
+
+
+async def test_who_was_never_heard_of_has_as_long_to_answer_as_evidence_takes_to_grow_stale(tmp_path: Path) -> None:
+    world = World(tmp_path / "ledger.db", stale_after_s=3.0)
+    world.sick["b"].silent = True
+
+    await world.run(2.5)
+    assert world.loop.findings() == ()
+
+    await world.run(2)
+    assert [(f.kind, f.backend) for f in world.loop.findings()] == [(FindingKind.TELEMETRY_LOST, "b")]

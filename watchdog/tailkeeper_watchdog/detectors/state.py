@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
@@ -20,19 +21,28 @@ PAGE_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``paged`` has the backends whose metrics page was read at least once: one that has no page cannot lose it."""
+    """``paged`` has the backends whose metrics page was read at least once: one that has no page cannot lose it.
+
+    ``awaited`` has those that were never heard of, with when they were first asked for (monotonic): they have as long to answer
+    as evidence takes to grow stale.
+    """
 
     paged: Mapping[str, bool] = field(default_factory=lambda: EMPTY)
+    awaited: Mapping[str, float] = field(default_factory=lambda: EMPTY)
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
     symptoms: list[Symptom] = []
     new: dict[str, bool] = {}
-    limit_s = situation.stale_after_s + PAGE_PATIENCE_S
+    awaited: dict[str, float] = {}
+    now, limit_s = situation.snapshot.now, situation.stale_after_s + PAGE_PATIENCE_S
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
         if seen is None:
-            symptoms.append(_lost(situation, backend.name))
+            if _never_heard_of(situation, backend.name):
+                awaited[backend.name] = memory.awaited.get(backend.name, now)
+            if now - awaited.get(backend.name, -inf) >= situation.stale_after_s:
+                symptoms.append(_lost(situation, backend.name))
         else:
             symptoms.extend(_dead(seen))
             symptoms.extend(_pressure(seen, situation.recent.get(backend.name)))
@@ -44,7 +54,13 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
                     new[backend.name] = True
             elif backend.name in memory.paged and not seen.state.is_dead and seen.state is not State.STARTING:
                 symptoms.append(_page_lost(seen, age_s, limit_s))
-    return Memory({**memory.paged, **new}) if new else memory, tuple(symptoms)
+    unchanged = not new and awaited == memory.awaited
+    return memory if unchanged else Memory({**memory.paged, **new}, awaited), tuple(symptoms)
+
+
+def _never_heard_of(situation: Situation, name: str) -> bool:
+    seen = situation.snapshot.observations.get(name)
+    return seen is None or seen.age_s is None
 
 
 def _page_lost(seen: BackendObservation, age_s: float, limit_s: float) -> Symptom:
