@@ -122,6 +122,18 @@ def test_it_is_told_at_every_tick_and_found_anew_every_half_minute() -> None:
     assert again.evidence["attribution"]["records"]["now"] > first.evidence["attribution"]["records"]["now"]
 
 
+def test_when_the_trouble_is_over_an_open_finding_keeps_the_cause_of_its_bad_time() -> None:
+    state = _ill(_healthy(600.0), 600.0, 640.0)
+    state, book = attend.attend(state, _book(_finding()), _situation(640.0, FLEET, cpu=0.95))
+    bad = book.open_findings[0]
+    for now in np.arange(640.0, 700.0, 5.0).tolist():
+        state = learn(state, _records(now, 1.0), (), _situation(now, FLEET))
+    state, book = attend.attend(state, _book(_finding()), _situation(700.0, FLEET))
+
+    assert book.open_findings[0].shares == bad.shares
+    assert book.open_findings[0].evidence["attribution"] == bad.evidence["attribution"]
+
+
 def test_what_is_usual_is_frozen_while_the_incident_lasts() -> None:
     state = _ill(_healthy(600.0), 600.0, 640.0)
     state, _ = attend.attend(state, _book(_finding()), _situation(640.0, FLEET))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 from zlib import crc32
 
@@ -23,6 +24,7 @@ from tailkeeper_watchdog.attribution.combine import MIN_BASELINE, MOST, Attribut
 from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import OK, RequestLog, Sample, joined, rows_per_backend, thinned
 from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, rank, stage_rises, usual_of
+from tailkeeper_watchdog.attribution.shapley import Floats
 from tailkeeper_watchdog.attribution.stages import SIGNAL_FIELD
 from tailkeeper_watchdog.findings import Book
 from tailkeeper_watchdog.model import (
@@ -53,6 +55,9 @@ KINDS = frozenset(
 REFRESH_S = 30.0
 SOON_S = 2.0
 """Where too few records could be compared, or the finding says itself what is wrong: then it costs next to nothing."""
+MIN_LATEST = 5
+STILL_BAD = 1.3
+"""Times the usual median, or nine tenths, of the latest half minute: under it the trouble is over."""
 MAX_PER_TICK = 2
 """Each takes up to 50 ms, after the gateways have been written to."""
 MAX_INCIDENTS = 200
@@ -258,12 +263,34 @@ def _attributed(state: State, finding: Finding, situation: Situation) -> State:
     now, name, seed = situation.snapshot.now, finding.backend, crc32(finding.id.encode())
     incident = state.incidents.get(name) or _opened(state, name, now, seed)
     given = _given(state, incident, finding, situation)
-    result = _stated(finding, given, now) if finding.kind in stated.KINDS else _measured(attribute(given, seed), given, now)
+    known = state.results.get((name, finding.id))
+    if finding.kind in stated.KINDS:
+        result = _stated(finding, given, now)
+    elif known is not None and known.again_s == REFRESH_S and not _still_bad(state, given, name, now):
+        result = replace(known, at=now)  # a finding outlives its trouble: what is seen after it would acquit whoever did it
+    else:
+        result = _measured(attribute(given, seed), given, now)
     return replace(
         state,
         incidents={**state.incidents, name: incident},
         results={**state.results, (name, finding.id): result},
     )
+
+
+def _still_bad(state: State, given: Given, name: str, now: float) -> bool:
+    """Whether the latest requests are like those of the incident. Of too few of them nothing new is learned."""
+    latest = state.logs.get(name, RequestLog()).between(now - REFRESH_S, inf)
+    if given.signal == ERRORS:
+        return bool((latest.rows["outcome"] != OK).any())
+    field_ = SIGNAL_FIELD[given.signal]
+    now_s, usual_s = (_finite(s.rows[field_]) if s is not None else np.empty(0) for s in (latest, given.baseline))
+    if now_s.size < MIN_LATEST or not usual_s.size:
+        return now_s.size >= MIN_LATEST
+    return any(np.quantile(now_s, q) > STILL_BAD * np.quantile(usual_s, q) for q in (0.5, 0.9))
+
+
+def _finite(values: Floats) -> Floats:
+    return np.asarray(values[np.isfinite(values)], dtype=np.float64)
 
 
 def _measured(found: Attribution, given: Given, now: float) -> Result:
@@ -286,7 +313,7 @@ def _opened(state: State, name: str, now: float, seed: int) -> Incident:
 
 def _given(state: State, incident: Incident, finding: Finding, situation: Situation) -> Given:
     name, since = finding.backend, incident.opened_at
-    current = state.logs.get(name, RequestLog()).between(since - BLUR_S / 2, float("inf"))
+    current = state.logs.get(name, RequestLog()).between(since - BLUR_S / 2, inf)
     peers = _peers(situation, name)
     is_pool = len(incident.baseline) < MIN_BASELINE
     baseline = incident.baseline
