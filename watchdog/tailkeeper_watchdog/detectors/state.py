@@ -9,7 +9,7 @@ from math import inf
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
-from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
+from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO, MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Severity, Situation
 from tailkeeper_watchdog.window import Window
 
@@ -29,12 +29,15 @@ class Memory:
 
     paged: Mapping[str, bool] = field(default_factory=lambda: EMPTY)
     awaited: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    pressed: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """Since when the memory of each is under pressure enough to be a risk, monotonic."""
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
     symptoms: list[Symptom] = []
     new: dict[str, bool] = {}
     awaited: dict[str, float] = {}
+    pressed: dict[str, float] = {}
     now, limit_s = situation.snapshot.now, situation.stale_after_s + PAGE_PATIENCE_S
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
@@ -45,7 +48,10 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
                 symptoms.append(_lost(situation, backend.name))
         else:
             symptoms.extend(_dead(seen))
-            symptoms.extend(_pressure(seen, situation.recent.get(backend.name)))
+            pressure = seen.value(catalog.VRAM_PRESSURE.name)
+            if pressure is not None and pressure >= MEMORY_RISK_RATIO:
+                since = pressed[backend.name] = memory.pressed.get(backend.name, now)
+                symptoms.extend(_pressure(seen, pressure, now - since, situation.recent.get(backend.name)))
             age_s = seen.value(catalog.SCRAPE_AGE.name)
             if age_s is None:
                 continue
@@ -54,8 +60,8 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
                     new[backend.name] = True
             elif backend.name in memory.paged and not seen.state.is_dead and seen.state is not State.STARTING:
                 symptoms.append(_page_lost(seen, age_s, limit_s))
-    unchanged = not new and awaited == memory.awaited
-    return memory if unchanged else Memory({**memory.paged, **new}, awaited), tuple(symptoms)
+    unchanged = not new and awaited == memory.awaited and pressed == memory.pressed
+    return memory if unchanged else Memory({**memory.paged, **new}, awaited, pressed), tuple(symptoms)
 
 
 def _never_heard_of(situation: Situation, name: str) -> bool:
@@ -102,18 +108,22 @@ def _dead(seen: BackendObservation) -> list[Symptom]:
     return [Symptom(kind, seen.backend, Severity.PAGE, f"{seen.backend} is {seen.state}: {why}", evidence)]
 
 
-def _pressure(seen: BackendObservation, recent: Window | None) -> list[Symptom]:
-    pressure = seen.value(catalog.VRAM_PRESSURE.name)
-    if pressure is None or pressure <= MEMORY_PRESSURE_LIMIT_RATIO:
+def _pressure(seen: BackendObservation, pressure: float, for_s: float, recent: Window | None) -> list[Symptom]:
+    """At the limit a ticket at once; below it, where it lasts, information for the boards."""
+    over = pressure > MEMORY_PRESSURE_LIMIT_RATIO
+    if not over and for_s < MEMORY_RISK_AFTER_S:
         return []
+    limit = MEMORY_PRESSURE_LIMIT_RATIO if over else MEMORY_RISK_RATIO
     evidence = {
         "pressure_ratio": pressure,
-        "limit_ratio": MEMORY_PRESSURE_LIMIT_RATIO,
+        "limit_ratio": limit,
+        "for_s": for_s,
         "kv_usage_ratio": seen.value(catalog.KV_USAGE.name),
         "preemptions_per_s": recent.rate(catalog.PREEMPTIONS.name) if recent else None,
     }
-    summary = f"{seen.backend}: memory pressure {pressure:.0%}, limit {MEMORY_PRESSURE_LIMIT_RATIO:.0%}"
-    return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET, summary, evidence)]
+    lasting = "" if over else f" for {for_s:.0f} s"
+    summary = f"{seen.backend}: memory pressure {pressure:.0%}{lasting}, limit {limit:.0%}"
+    return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET if over else Severity.INFO, summary, evidence)]
 
 
 DETECTOR = Detector(

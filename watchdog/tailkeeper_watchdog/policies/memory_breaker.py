@@ -3,7 +3,8 @@
 Memory pressure is ``llm_vram_pressure_ratio``: for engines that pre-allocate the largest of KV use, headroom lost since
 warm-up and preemptions per second, else used ÷ total.
 
-* Level 1, at 80 % for 30 s: the annotation ``oom-risk=level1``.
+* Level 1, at 80 % for 30 s: the annotation ``oom-risk=level1``. A finding for the boards is there in any mode; above 92 % it
+  is a ticket.
 * Level 2, at 90 % for 10 s: drain, the annotation ``oom-risk=level2``, and after 5 s of grace for what is in flight the taint
   ``gpu-mem-pressure=high:NoSchedule``, so that a scheduler puts nothing more there. A drain needs a second signal beside the
   pressure: preemptions, memory-copy use above 85 %, rising single-bit ECC errors, or a broken latency SLO.
@@ -21,6 +22,7 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
 from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import Window
@@ -32,8 +34,8 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class MemoryBreakerParams(Settings):
-    level1_ratio: Ratio = 0.80
-    level1_after_s: Seconds = 30
+    level1_ratio: Ratio = MEMORY_RISK_RATIO
+    level1_after_s: Seconds = MEMORY_RISK_AFTER_S
     level2_ratio: Ratio = 0.90
     level2_after_s: Seconds = 10
     hysteresis_ratio: Ratio = 0.05
