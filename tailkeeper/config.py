@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tailkeeper.backends import compose, gateway_problems, merged, with_servers
 from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings
-from tailkeeper_watchdog.gateways import Gateway, TapGateway
+from tailkeeper_watchdog.gateways import Gateway, RouterGateway, TapGateway
 from tailkeeper_watchdog.settings import (
     STALE_INTERVALS,
     Configuration,
@@ -111,7 +112,12 @@ def _wrong_gateways(config: Config) -> Iterator[str]:
 
 
 def _located(gateway: Gateway, config: Config) -> Gateway:
-    """A tap gateway with the addresses of its exporters: those that the watchdog reads, else that of this file."""
+    """A tap gateway with the addresses of its exporters: those that the watchdog reads, else that of this file. A router with
+    the file of the workers that were removed from it: beside the state, which it belongs to."""
+    if isinstance(gateway, RouterGateway) and gateway.removed_file is None:
+        state = config.watchdog.state
+        beside = state.with_name(f"{state.stem}.{quote(gateway.name, safe='')}.removed.json")
+        return gateway.model_copy(update={"removed_file": beside})
     if not isinstance(gateway, TapGateway) or gateway.urls:
         return gateway
     source = config.watchdog.source
@@ -176,12 +182,25 @@ def load(path: Path) -> Config:
     folder = config.watchdog.state.resolve().parent
     if not folder.is_dir():
         problems.append(f"watchdog.state: the folder {folder} does not exist; create it, or name another state file")
+    problems += _removed_files(config)
     records = config.watchdog.records
     if records.enabled and records.path is not None and not records.path.resolve().parent.is_dir():
         problems.append(f"watchdog.records.path: the folder {records.path.resolve().parent} does not exist; create it")
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _removed_files(config: Config) -> Iterator[str]:
+    """A drain that cannot be noted is refused when it is needed: better said before."""
+    taken: dict[Path, int] = {}
+    for index, gateway in enumerate(config.gateways):
+        if isinstance(gateway, RouterGateway) and gateway.removed_file is not None:
+            file = gateway.removed_file.resolve()
+            if not file.parent.is_dir():
+                yield f"gateways.{index}.removed_file: the folder {file.parent} does not exist; create it, or leave the key out"
+            if taken.setdefault(file, index) != index:
+                yield f"gateways.{index}.removed_file: {file} is that of gateways.{taken[file]} too; each needs one of its own"
 
 
 def weights_in(path: Path) -> dict[str, float] | None:

@@ -1,7 +1,24 @@
-"""The fixture that starts real programs."""
+"""The fixture that starts real programs; the routers among them are kept until the end of the session."""
 
 from __future__ import annotations
 
-from tests.e2e.real_programs import programs
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
-__all__ = ["programs"]
+import pytest
+
+from tests.contract.router_worlds import ContractPrograms, KeptRouters
+
+
+@pytest.fixture(scope="session")
+def kept_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptRouters]:
+    with ExitStack() as stack:
+        yield KeptRouters(stack, tmp_path_factory.mktemp("routers"))
+
+
+@pytest.fixture
+def programs(tmp_path: Path, kept_routers: KeptRouters) -> Iterator[ContractPrograms]:
+    """Real programs for one test, ended in reverse order of their start."""
+    with ExitStack() as stack:
+        yield ContractPrograms(stack, tmp_path, kept_routers)

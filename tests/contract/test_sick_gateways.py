@@ -7,15 +7,18 @@ import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import Actuator, haproxy, webhook
+from tailkeeper_watchdog.actuators.consul import ConsulActuator
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
 from tailkeeper_watchdog.actuators.haproxy import HaproxyActuator
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob
+from tests.contract.router_worlds import router_actuator
 from tests.contract.webhook_gateway import NORMAL, webhook_gateway
 from tests.e2e.real_programs import free_port
 
@@ -26,9 +29,14 @@ SLACK_S = 0.5
 PLENTY_S = 10.0
 """For behaviours that end by themselves: far from ever being the reason why a call ends."""
 
+NOWHERE = Path("/nowhere/removed.json")
+"""Nothing is removed here, so nothing is noted."""
 ACTUATORS: dict[str, tuple[str, Callable[[int], Actuator]]] = {
     "haproxy": ("llm/a", lambda port: HaproxyActuator("edge", f"127.0.0.1:{port}")),
     "webhook": ("a", lambda port: WebhookActuator("edge", f"http://127.0.0.1:{port}", Auth())),
+    "consul": ("a", lambda port: ConsulActuator("edge", f"http://127.0.0.1:{port}", Auth(), 300.0)),
+    "sglang_router": ("http://a", lambda port: router_actuator("sglang_router", f"http://127.0.0.1:{port}", NOWHERE)),
+    "vllm_router": ("http://a", lambda port: router_actuator("vllm_router", f"http://127.0.0.1:{port}", NOWHERE)),
 }
 STATE = (
     "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight\n"
@@ -131,6 +139,11 @@ ENDLESS = {
     "silent webhook": ("webhook", silent),
     "webhook dripping its headers": ("webhook", dripping(b"HTTP/1.1 200 OK\r\nX: ")),
     "webhook dripping its body": ("webhook", dripping(HTTP_OK + b"Content-Length: 60000\r\n\r\n")),
+    "silent consul": ("consul", silent),
+    "consul dripping its body": ("consul", dripping(HTTP_OK + b"Content-Length: 60000\r\n\r\n")),
+    "silent sglang-router": ("sglang_router", silent),
+    "sglang-router dripping its body": ("sglang_router", dripping(HTTP_OK + b"Content-Length: 60000\r\n\r\n")),
+    "silent vllm-router": ("vllm_router", silent),
 }
 UNREADABLE = {
     "haproxy hangs up": ("haproxy", hanging_up),
@@ -152,6 +165,25 @@ UNREADABLE = {
     "webhook compressed": ("webhook", saying(http(gzip.compress(b" " * 1_000_000), extra=b"Content-Encoding: gzip\r\n"))),
     "webhook says HTML": ("webhook", saying(http(b"<html>502</html>"))),
     "webhook says nothing": ("webhook", saying(http(b""))),
+    "consul hangs up": ("consul", hanging_up),
+    "consul never ends": ("consul", never_ending),
+    "consul is no HTTP server": ("consul", saying(b"-ERR unknown command\r\n")),
+    "consul cut short": ("consul", saying(http(b"[", length=100))),
+    "consul compressed": ("consul", saying(http(gzip.compress(b" " * 1_000_000), extra=b"Content-Encoding: gzip\r\n"))),
+    "consul says HTML": ("consul", saying(http(b"<html>502</html>"))),
+    "consul says an object": ("consul", saying(http(b"{}"))),
+    "consul with a row without a key": ("consul", saying(http(b'[{"Value": null}]'))),
+    "consul with a value that is no base64": (
+        "consul",
+        saying(http(b'[{"Key":"service/a/weight","Value":"?","ModifyIndex":1}]')),
+    ),
+    "sglang-router hangs up": ("sglang_router", hanging_up),
+    "sglang-router never ends": ("sglang_router", never_ending),
+    "sglang-router says HTML": ("sglang_router", saying(http(b"<html>502</html>"))),
+    "sglang-router without a list": ("sglang_router", saying(http(b"{}"))),
+    "vllm-router hangs up": ("vllm_router", hanging_up),
+    "vllm-router says nothing": ("vllm_router", saying(http(b""))),
+    "vllm-router with a row without a URL": ("vllm_router", saying(http(b'{"workers": [{"is_healthy": true}]}'))),
 }
 
 

@@ -19,6 +19,8 @@ from tailkeeper_watchdog.actuators.haproxy import HaproxyActuator
 from tailkeeper_watchdog.actuators.tap import TapActuator
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
+from tests.contract.consul_world import consul_world
+from tests.contract.router_worlds import sglang_router_world, vllm_router_world
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.real_programs import Haproxy, HaproxyServer, RealPrograms
 from tests.taps_in_memory import Counting, TapsInMemory, exporter_with
@@ -207,5 +209,8 @@ WORLDS: dict[str, Callable[[RealPrograms], AbstractAsyncContextManager[World]]] 
     "haproxy": haproxy_world,
     "webhook": webhook_world,
     "tap": tap_world,
+    "sglang_router": sglang_router_world,
+    "vllm_router": vllm_router_world,
+    "consul": consul_world,
 }
-WITHOUT_WEIGHTS = frozenset({"tap"})
+WITHOUT_WEIGHTS = frozenset({"tap", "sglang_router", "vllm_router"})

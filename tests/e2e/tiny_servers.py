@@ -26,7 +26,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[int]:
-    """A threaded HTTP server that answers every GET, PUT and POST by ``handle``; gives its port."""
+    """A threaded HTTP server that answers every GET, PUT, POST and DELETE by ``handle``; gives its port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -37,7 +37,7 @@ def serving(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[int]:
         def do_GET(self) -> None:
             handle(self)
 
-        do_PUT = do_POST = do_GET  # noqa: N815 - the base class looks these names up
+        do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the base class looks these names up
 
     server = _Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

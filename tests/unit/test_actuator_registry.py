@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,12 +12,24 @@ import pytest
 from tailkeeper_watchdog import actuators
 from tailkeeper_watchdog.actuators import ACTUATORS, build_actuator
 from tailkeeper_watchdog.actuators.replicas import ReplicatedActuator
-from tailkeeper_watchdog.gateways import Gateway, HaproxyGateway, TapGateway, WebhookGateway
+from tailkeeper_watchdog.gateways import (
+    ConsulGateway,
+    Gateway,
+    HaproxyGateway,
+    SglangRouterGateway,
+    TapGateway,
+    VllmRouterGateway,
+    WebhookGateway,
+)
 
-EXAMPLES: dict[str, HaproxyGateway | WebhookGateway | TapGateway] = {
+REMOVED = Path("removed.json")
+EXAMPLES: dict[str, Gateway] = {
     "haproxy": HaproxyGateway(name="edge", kind="haproxy", socket="/run/haproxy.sock"),
     "webhook": WebhookGateway(name="edge", kind="webhook", url="http://127.0.0.1:1"),
     "tap": TapGateway(name="edge", kind="tap", urls=("http://127.0.0.1:1",)),
+    "sglang_router": SglangRouterGateway(name="edge", kind="sglang_router", url="http://127.0.0.1:1", removed_file=REMOVED),
+    "vllm_router": VllmRouterGateway(name="edge", kind="vllm_router", url="http://127.0.0.1:1", removed_file=REMOVED),
+    "consul": ConsulGateway(name="edge", kind="consul", url="http://127.0.0.1:1"),
 }
 
 

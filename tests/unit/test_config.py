@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tailkeeper.cli import app
 from tailkeeper.config import ConfigError, effective, load, parse
 from tailkeeper_watchdog.app import backend_of
-from tailkeeper_watchdog.gateways import TapGateway
+from tailkeeper_watchdog.gateways import RouterGateway, TapGateway
 from tailkeeper_watchdog.model import Target
 from tailkeeper_watchdog.settings import PoliciesSettings
 
@@ -268,6 +268,39 @@ def test_the_token_of_the_files_own_exporter_goes_to_no_address_that_is_named(ch
 
     assert isinstance(gateway, TapGateway)
     assert gateway.auth.bearer_file == (None if bearer is None else Path(bearer))
+
+
+ROUTER = {"name": "edge/1", "kind": "sglang_router", "url": "http://127.0.0.1:30000"}
+
+
+@pytest.mark.parametrize("kind", ["sglang_router", "vllm_router"])
+def test_a_router_notes_the_workers_that_are_taken_out_beside_the_state(kind: str) -> None:
+    document = {"gateways": [{**ROUTER, "kind": kind}], "watchdog": {"state": "/var/lib/tk/fleet.db"}}
+    (gateway,) = parse(document).for_watchdog().gateways
+    assert isinstance(gateway, RouterGateway)
+    assert gateway.removed_file == Path("/var/lib/tk/fleet.edge%2F1.removed.json")
+
+
+def test_a_backend_is_a_routers_worker_under_its_own_url() -> None:
+    document = {
+        "gateways": [ROUTER],
+        "backends": [{"name": "a", "engine": "sglang", "url": "http://10.0.0.1:8000", "gateway": {"name": "edge/1"}}],
+    }
+    assert parse(document).backends[0].gateway[0].server == "http://10.0.0.1:8000"
+
+
+def test_a_place_where_removed_workers_cannot_be_noted_is_refused_at_the_start(tmp_path: Path) -> None:
+    shared = str(tmp_path / "removed.json")
+    others = [{**ROUTER, "name": name, "removed_file": shared} for name in ("b", "c")]
+    lost = {**ROUTER, "name": "d", "removed_file": str(tmp_path / "no" / "removed.json")}
+    file = tmp_path / "tailkeeper.yaml"
+    file.write_text(yaml.safe_dump({"gateways": [ROUTER, *others, lost], "watchdog": {"state": str(tmp_path / "state.db")}}))
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "gateways.2.removed_file",
+        "gateways.3.removed_file",
+    ]
 
 
 def test_a_tap_is_switched_under_the_backends_own_name_in_one_pool_of_all() -> None:

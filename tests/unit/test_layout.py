@@ -21,7 +21,17 @@ from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 from tailkeeper_watchdog.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
-SHARED_PARTS = {"base", "contract", "calls", "http_auth", "replicas"}
+SHARED_PARTS = {
+    "base",
+    "contract",
+    "calls",
+    "http_auth",
+    "replicas",
+    "json_http",
+    "membership",
+    "removed_workers",
+    "consul_keys",
+}
 
 
 @pytest.mark.parametrize("folder", ["exporter", "watchdog", "dashboards", "alerts", "demo"])

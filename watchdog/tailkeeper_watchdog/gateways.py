@@ -5,6 +5,7 @@ One class a kind, with the actuator of the same name in ``actuators/``. ``Gatewa
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -46,4 +47,50 @@ class TapGateway(Settings):
         return tuple(str(check_url(url)) for url in urls)
 
 
-Gateway = Annotated[HaproxyGateway | WebhookGateway | TapGateway, Field(discriminator="kind")]
+class RouterGateway(Settings):
+    """What the gateways have in common that know no drain, and lose a worker that is to be drained."""
+
+    name: str
+    url: str
+    auth: Auth = Auth()
+    replicas: tuple[str, ...] = ()
+    removed_file: Path | None = None
+    """Where the workers that are taken out are noted, so that each can be added back as it was; default beside the state."""
+
+    _check_url = field_validator("url")(check_url)
+
+    @field_validator("replicas")
+    @classmethod
+    def _check(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(check_url(url)) for url in urls)
+
+
+class SglangRouterGateway(RouterGateway):
+    kind: Literal["sglang_router"]
+
+
+class VllmRouterGateway(RouterGateway):
+    """Its `auth` is for a proxy in front: the router itself guards nothing."""
+
+    kind: Literal["vllm_router"]
+
+
+class ConsulGateway(Settings):
+    """Consul's key-value store: `service/SERVER/weight`, `…/admission` and annotations, for whoever routes by them."""
+
+    name: str
+    kind: Literal["consul"]
+    url: str
+    auth: Auth = Auth()
+    """An ACL token in `bearer_file`, or as `X-Consul-Token: …` in `headers_file`."""
+    session_ttl_s: Annotated[float, Field(ge=10, le=86_400)] = 300
+    """What we wrote vanishes so long, at most twice so long, after the watchdog has stopped for good. Consul's own bounds; the
+    default is that of `guards.lease_s`, which a restart of the watchdog fits into."""
+
+    _check_url = field_validator("url")(check_url)
+
+
+Gateway = Annotated[
+    HaproxyGateway | WebhookGateway | TapGateway | SglangRouterGateway | VllmRouterGateway | ConsulGateway,
+    Field(discriminator="kind"),
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailkeeper_watchdog.actuators import haproxy, tap, webhook
+from tailkeeper_watchdog.actuators import consul, haproxy, sglang_router, tap, vllm_router, webhook
 from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.gateways import Gateway
 
@@ -12,6 +12,9 @@ ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     haproxy.KIND: haproxy.create,
     webhook.KIND: webhook.create,
     tap.KIND: tap.create,
+    sglang_router.KIND: sglang_router.create,
+    vllm_router.KIND: vllm_router.create,
+    consul.KIND: consul.create,
 }
 
 
