@@ -330,6 +330,8 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
     yield from _discovery_files(config)
     for index, gateway in enumerate(config.gateways):
         yield from _auth_files(f"gateways.{index}.auth", getattr(gateway, "auth", Auth()))
+        for key in ("eds_file", "file"):
+            yield from ((f"gateways.{index}.{key}", file) for file in (getattr(gateway, key, None),) if file)
     if config.exporter.gpu.file:
         yield "exporter.gpu.file", config.exporter.gpu.file
     if config.exporter.otlp.headers_file:

@@ -20,7 +20,9 @@ from tailkeeper_watchdog.actuators.tap import TapActuator
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tests.contract.consul_world import consul_world
+from tests.contract.envoy_world import envoy_world
 from tests.contract.router_worlds import sglang_router_world, vllm_router_world
+from tests.contract.traefik_world import traefik_world
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.real_programs import Haproxy, HaproxyServer, RealPrograms
 from tests.taps_in_memory import Counting, TapsInMemory, exporter_with
@@ -212,5 +214,7 @@ WORLDS: dict[str, Callable[[RealPrograms], AbstractAsyncContextManager[World]]] 
     "sglang_router": sglang_router_world,
     "vllm_router": vllm_router_world,
     "consul": consul_world,
+    "envoy": envoy_world,
+    "traefik": traefik_world,
 }
 WITHOUT_WEIGHTS = frozenset({"tap", "sglang_router", "vllm_router"})

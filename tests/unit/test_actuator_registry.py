@@ -14,10 +14,12 @@ from tailkeeper_watchdog.actuators import ACTUATORS, build_actuator
 from tailkeeper_watchdog.actuators.replicas import ReplicatedActuator
 from tailkeeper_watchdog.gateways import (
     ConsulGateway,
+    EnvoyGateway,
     Gateway,
     HaproxyGateway,
     SglangRouterGateway,
     TapGateway,
+    TraefikGateway,
     VllmRouterGateway,
     WebhookGateway,
 )
@@ -26,6 +28,12 @@ REMOVED = Path("removed.json")
 EXAMPLES: dict[str, Gateway] = {
     "haproxy": HaproxyGateway(name="edge", kind="haproxy", socket="/run/haproxy.sock"),
     "webhook": WebhookGateway(name="edge", kind="webhook", url="http://127.0.0.1:1"),
+    "envoy": EnvoyGateway(
+        name="edge", kind="envoy", eds_file=Path("/etc/envoy/eds/llm.json"), cluster="llm", admin_url="http://127.0.0.1:1"
+    ),
+    "traefik": TraefikGateway(
+        name="edge", kind="traefik", file=Path("/etc/traefik/dynamic/llm.yml"), service="llm", api_url="http://127.0.0.1:1"
+    ),
     "tap": TapGateway(name="edge", kind="tap", urls=("http://127.0.0.1:1",)),
     "sglang_router": SglangRouterGateway(name="edge", kind="sglang_router", url="http://127.0.0.1:1", removed_file=REMOVED),
     "vllm_router": VllmRouterGateway(name="edge", kind="vllm_router", url="http://127.0.0.1:1", removed_file=REMOVED),

@@ -31,6 +31,13 @@ SHARED_PARTS = {
     "membership",
     "removed_workers",
     "consul_keys",
+    "config_file",
+    "document_text",
+    "envoy_admin",
+    "envoy_endpoints",
+    "file_weights",
+    "http_get",
+    "traefik_services",
 }
 
 

@@ -90,7 +90,90 @@ class ConsulGateway(Settings):
     _check_url = field_validator("url")(check_url)
 
 
+class EnvoyReplica(Settings):
+    admin_url: str
+    eds_file: Path | None = None
+    """Default: the gateway's own, where they share a folder."""
+
+    _check_url = field_validator("admin_url")(check_url)
+
+    @field_validator("eds_file")
+    @classmethod
+    def _check_file(cls, file: Path | None) -> Path | None:
+        return file and _with_suffix(file, ".json", ".yaml", ".yml")
+
+
+class EnvoyGateway(Settings):
+    name: str
+    kind: Literal["envoy"]
+    eds_file: Path
+    """Of the cluster's `path_config_source`; written by rename, so its folder must be writable."""
+    cluster: Annotated[str, Field(min_length=1)]
+    admin_url: str
+    """Where what is in force is read. `auth` is for a proxy before it; the admin interface itself has none."""
+    auth: Auth = Auth()
+    replicas: tuple[EnvoyReplica, ...] = ()
+
+    _check_url = field_validator("admin_url")(check_url)
+
+    @field_validator("eds_file")
+    @classmethod
+    def _check_file(cls, file: Path) -> Path:
+        return _with_suffix(file, ".json", ".yaml", ".yml")
+
+
+class TraefikReplica(Settings):
+    api_url: str
+    file: Path | None = None
+    """Default: the gateway's own, where they share a folder."""
+
+    _check_url = field_validator("api_url")(check_url)
+
+    @field_validator("file")
+    @classmethod
+    def _check_file(cls, file: Path | None) -> Path | None:
+        return file and _with_suffix(file, ".yaml", ".yml")
+
+
+class TraefikGateway(Settings):
+    name: str
+    kind: Literal["traefik"]
+    file: Path
+    """Of the file provider, with the service in it; written by rename, so its folder must be writable."""
+    service: Annotated[str, Field(min_length=1)]
+    """A weighted service with one server in each child, or a loadBalancer whose servers have weights."""
+    api_url: str
+    """Of the entry point that serves `api@internal`, without `/api`."""
+    auth: Auth = Auth()
+    replicas: tuple[TraefikReplica, ...] = ()
+
+    _check_url = field_validator("api_url")(check_url)
+
+    @field_validator("file")
+    @classmethod
+    def _check_file(cls, file: Path) -> Path:
+        return _with_suffix(file, ".yaml", ".yml")
+
+    @field_validator("service")
+    @classmethod
+    def _plain(cls, service: str) -> str:
+        return service.removesuffix("@file")
+
+
+def _with_suffix(file: Path, *allowed: str) -> Path:
+    if file.suffix not in allowed:
+        raise ValueError(f"must end in {' or '.join(allowed)}: no other format can be changed here")
+    return file
+
+
 Gateway = Annotated[
-    HaproxyGateway | WebhookGateway | TapGateway | SglangRouterGateway | VllmRouterGateway | ConsulGateway,
+    HaproxyGateway
+    | WebhookGateway
+    | TapGateway
+    | SglangRouterGateway
+    | VllmRouterGateway
+    | ConsulGateway
+    | EnvoyGateway
+    | TraefikGateway,
     Field(discriminator="kind"),
 ]

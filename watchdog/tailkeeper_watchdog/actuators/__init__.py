@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailkeeper_watchdog.actuators import consul, haproxy, sglang_router, tap, vllm_router, webhook
+from tailkeeper_watchdog.actuators import consul, envoy, haproxy, sglang_router, tap, traefik, vllm_router, webhook
 from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.gateways import Gateway
 
@@ -15,6 +15,8 @@ ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     sglang_router.KIND: sglang_router.create,
     vllm_router.KIND: vllm_router.create,
     consul.KIND: consul.create,
+    envoy.KIND: envoy.create,
+    traefik.KIND: traefik.create,
 }
 
 
