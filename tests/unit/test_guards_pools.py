@@ -70,3 +70,37 @@ def test_a_server_whose_gateway_does_not_say_is_not_counted_as_left_serving() ->
     )
     wish = DesiredState("p", "b", Knob.ADMISSION, DRAIN, "hung", Mode.ENFORCE, ("x", "y"), 0.0)
     assert judge((wish,), context)[0].refusal is Refusal.MIN_HEALTHY
+
+
+def judged_beside(beside: dict[str, ServerState]) -> tuple[Refusal | None, str]:
+    """The verdict on a drain of hung "b" at the gateway "east", where a gateway without doors says ``beside`` of backends."""
+    backends = tuple(Backend(n, "m", (EAST[n], *([Target("engines", n, "all")] if n in beside else []))) for n in NAMES)
+    seen = {n: BackendObservation(n, State.HUNG if n == "b" else State.SERVING, 0.0) for n in NAMES}
+    known = ServerState({Knob.ADMISSION: SERVE, Knob.WEIGHT: 1.0}, normal_weight=1.0)
+    context = GuardContext(
+        FleetSnapshot(1, 100.0, 1_000.0, backends, seen),
+        GuardsSettings(),
+        3.0,
+        servers=dict.fromkeys(EAST.values(), known) | {Target("engines", n, "all"): state for n, state in beside.items()},
+        support={("b", Knob.ADMISSION): Support(True)},
+        without_doors=frozenset({"engines"}),
+    )
+    wish = DesiredState("p", "b", Knob.ADMISSION, DRAIN, "hung", Mode.ENFORCE, ("x", "y"), 0.0)
+    verdict = judge((wish,), context)[0]
+    return verdict.refusal, verdict.detail
+
+
+def test_a_gateway_that_carries_no_traffic_is_no_pool_of_one() -> None:
+    assert judged_beside({"b": ServerState({Knob.BATCH_WINDOW_S: 0.05})}) == (None, "")
+
+
+def test_a_gateway_that_only_looks_makes_nobody_unobservable() -> None:
+    assert judged_beside({n: ServerState({}) for n in NAMES}) == (None, "")
+
+
+def test_an_engine_that_somebody_paused_counts_against_the_cap_of_its_pool() -> None:
+    paused = ServerState({}, in_service=False, doubt="somebody has it paused")
+    refusal, detail = judged_beside({"a": paused, "b": ServerState({}), "c": ServerState({})})
+
+    assert refusal is Refusal.CAP
+    assert "1 of 4 out already (a)" in detail

@@ -59,6 +59,9 @@ class GuardContext:
     """When each knob of a backend was last changed by us."""
     released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """When a person last had a backend released."""
+    without_doors: frozenset[str] = frozenset()
+    """Gateways that carry no traffic: whoever is set up there shares no load, so the servers of one are no pool. What such a
+    gateway says of a server in service counts all the same."""
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
     bad = {w.backend for w in wishes if is_drain(w.knob, w.value)}
     serving: set[str] = set()
     members: dict[Pool, list[Backend]] = {}
-    pools_of = {b.name: frozenset(_pool(t) for t in b.targets) for b in context.snapshot.backends}
+    pools_of = {b.name: _pools(b, context.without_doors) for b in context.snapshot.backends}
     for backend in context.snapshot.backends:
         for pool in pools_of[backend.name]:
             members.setdefault(pool, []).append(backend)
@@ -124,6 +127,10 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
 
 def _pool(target: Target) -> Pool:
     return target.gateway, target.pool
+
+
+def _pools(backend: Backend, without_doors: frozenset[str]) -> frozenset[Pool]:
+    return frozenset(_pool(target) for target in backend.targets if target.gateway not in without_doors)
 
 
 def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[int, int, str]:

@@ -306,6 +306,7 @@ class Loop:
             contended=frozenset(self._contended_until),
             changed_at=self._changed_at,
             released_at=self._released_at,
+            without_doors=self.parts.reconciler.without_doors,
         )
 
     def _plan(

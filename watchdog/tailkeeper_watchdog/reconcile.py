@@ -51,6 +51,10 @@ def support_of(knob: Knob, gateways: Sequence[Actuator]) -> Support:
     return next((a for a in answers if a.enforceable), answers[0])
 
 
+def _has_door(gateway: Actuator) -> bool:
+    return gateway.supports(Knob.WEIGHT).enforceable or gateway.supports(Knob.ADMISSION).enforceable
+
+
 class Reconciler:
     """Owns the actuators. ``wall`` gives epoch seconds."""
 
@@ -67,6 +71,8 @@ class Reconciler:
         self._log = log
         self._lease_s = lease_s
         self._wall = wall
+        self.without_doors = frozenset(name for name, actuator in actuators.items() if not _has_door(actuator))
+        """Gateways that carry no traffic, and so can take none away."""
 
     def support(self, backends: tuple[Backend, ...]) -> dict[tuple[str, Knob], Support]:
         """For each backend and knob whether some gateway of it can turn it, else why not."""
