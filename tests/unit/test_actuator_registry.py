@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -12,17 +13,23 @@ import pytest
 from tailkeeper_watchdog import actuators
 from tailkeeper_watchdog.actuators import ACTUATORS, build_actuator
 from tailkeeper_watchdog.actuators.replicas import ReplicatedActuator
+from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.gateways import (
     ConsulGateway,
+    EngineGateway,
     EnvoyGateway,
     Gateway,
     HaproxyGateway,
+    RayServeGateway,
     SglangRouterGateway,
     TapGateway,
     TraefikGateway,
+    TritonGateway,
     VllmRouterGateway,
     WebhookGateway,
 )
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.reconcile import Reconciler
 
 REMOVED = Path("removed.json")
 EXAMPLES: dict[str, Gateway] = {
@@ -38,6 +45,9 @@ EXAMPLES: dict[str, Gateway] = {
     "sglang_router": SglangRouterGateway(name="edge", kind="sglang_router", url="http://127.0.0.1:1", removed_file=REMOVED),
     "vllm_router": VllmRouterGateway(name="edge", kind="vllm_router", url="http://127.0.0.1:1", removed_file=REMOVED),
     "consul": ConsulGateway(name="edge", kind="consul", url="http://127.0.0.1:1"),
+    "triton": TritonGateway(name="edge", kind="triton", url="http://127.0.0.1:1"),
+    "ray_serve": RayServeGateway(name="edge", kind="ray_serve", url="http://127.0.0.1:1"),
+    "engine": EngineGateway(name="edge", kind="engine"),
 }
 
 
@@ -57,6 +67,17 @@ async def test_an_actuator_is_made_from_its_settings_and_opens_nothing(kind: str
     actuator = build_actuator(EXAMPLES[kind])
     assert (actuator.name, actuator.kind) == ("edge", kind)
     await actuator.close()
+
+
+async def test_gateways_that_can_take_no_traffic_away_have_no_doors(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    kinds = {kind: build_actuator(example) for kind, example in EXAMPLES.items()}
+    reconciler = Reconciler(kinds, ledger, DecisionLog(ledger, time.time), 300, time.time)
+    await reconciler.close()
+    ledger.close()
+
+    assert reconciler.without_doors >= {"triton", "ray_serve", "engine"}
+    assert not reconciler.without_doors & {"haproxy", "webhook", "tap"}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

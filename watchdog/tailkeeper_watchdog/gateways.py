@@ -87,6 +87,16 @@ class ConsulGateway(Settings):
     """What we wrote vanishes so long, at most twice so long, after the watchdog has stopped for good. Consul's own bounds; the
     default is that of `guards.lease_s`, which a restart of the watchdog fits into."""
 
+
+class TritonGateway(Settings):
+    """A Triton server; a server of it is a model, by default the backend's own."""
+
+    name: str
+    kind: Literal["triton"]
+    url: str
+    auth: Auth = Auth()
+    replicas: tuple[str, ...] = ()
+
     _check_url = field_validator("url")(check_url)
 
 
@@ -166,6 +176,25 @@ def _with_suffix(file: Path, *allowed: str) -> Path:
     return file
 
 
+class RayServeGateway(Settings):
+    """A Ray cluster, at its dashboard; a server of it is APPLICATION/DEPLOYMENT."""
+
+    name: str
+    kind: Literal["ray_serve"]
+    url: str
+    auth: Auth = Auth()
+
+    _check_url = field_validator("url")(check_url)
+
+
+class EngineGateway(Settings):
+    """The engines of the backends themselves, each asked at its own address."""
+
+    name: str
+    kind: Literal["engine"]
+    auth: Auth = Auth()
+
+
 Gateway = Annotated[
     HaproxyGateway
     | WebhookGateway
@@ -174,6 +203,9 @@ Gateway = Annotated[
     | VllmRouterGateway
     | ConsulGateway
     | EnvoyGateway
-    | TraefikGateway,
+    | TraefikGateway
+    | TritonGateway
+    | RayServeGateway
+    | EngineGateway,
     Field(discriminator="kind"),
 ]

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailkeeper_watchdog.actuators import consul, envoy, haproxy, sglang_router, tap, traefik, vllm_router, webhook
+from tailkeeper_watchdog.actuators import (
+    consul,
+    engine,
+    envoy,
+    haproxy,
+    ray_serve,
+    sglang_router,
+    tap,
+    traefik,
+    triton,
+    vllm_router,
+    webhook,
+)
 from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.gateways import Gateway
 
@@ -17,6 +29,9 @@ ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     consul.KIND: consul.create,
     envoy.KIND: envoy.create,
     traefik.KIND: traefik.create,
+    triton.KIND: triton.create,
+    ray_serve.KIND: ray_serve.create,
+    engine.KIND: engine.create,
 }
 
 

@@ -140,7 +140,9 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
     sessions = [state.sessions for state in states.values()]
     total = None if len(states) < len(answers) else _sum(sessions)
     normal = max((s.normal_weight for s in states.values() if s.normal_weight is not None), default=None)
-    return ServerState(values, all(state.in_service for state in states.values()), total, "; ".join(doubts), normal)
+    in_service = all(state.in_service for state in states.values())
+    cannot = {knob: f"{replica}: {why}" for replica, state in states.items() for knob, why in state.cannot.items()}
+    return ServerState(values, in_service, total, "; ".join(doubts), normal, cannot)
 
 
 def _silence(replica: str, answer: ActuatorError | None) -> str:

@@ -1,0 +1,132 @@
+"""HTTP to one gateway: bounded answers, the credential as its file holds it now, and no deadline but the caller's.
+
+Knows no gateway's words. Redirects are not followed and proxies of the environment are not used: a gateway must not be able to
+send our credential elsewhere. Compression is not asked for, and what is compressed all the same is never unpacked. Every
+failure is a ``CallError``; none of them quotes a credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from tailkeeper_exporter import strict_json
+from tailkeeper_exporter.settings import Auth
+from tailkeeper_watchdog.actuators import http_auth
+from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.actuators.contract import ErrorKind
+
+CALLS_AT_ONCE = 8
+"""In flight during one read of many servers: no burden for a gateway, and a thousand of them at 5 ms each take 0.6 s."""
+IDLE_CONNECTION_S = 2.0
+"""Shorter than the 5 s after which common servers close an idle connection, so none is reused while it is being closed."""
+NAME_LIMIT_CHARS = 512
+
+_STATUS: Mapping[int, tuple[ErrorKind, str]] = {
+    401: (ErrorKind.UNAUTHORIZED, "the credential was not accepted; check `auth` of this gateway"),
+    403: (ErrorKind.UNAUTHORIZED, "the credential may not do this; check its rights at the gateway"),
+    404: (ErrorKind.NOT_FOUND, "it is not known there"),
+    429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole answer."""
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    def error(self) -> CallError:
+        """What an answer that is not 2xx means, with its first words."""
+        if 300 <= self.status < 400:
+            words = f"{self.status}: redirects are not followed; write the final address into `url`"
+            return CallError(ErrorKind.REFUSED, words)
+        refused = 400 <= self.status < 500
+        otherwise = (ErrorKind.REFUSED, "the gateway refused") if refused else (ErrorKind.PROTOCOL, "the gateway failed")
+        kind, meaning = _STATUS.get(self.status, otherwise)
+        # A credential check may quote what it was given, so its words are not repeated.
+        said = "" if kind is ErrorKind.UNAUTHORIZED else self.words()
+        return CallError(kind, f"{self.status}: {meaning}" + (f": {said}" if said else ""))
+
+    def words(self) -> str:
+        return excerpt(self.body[:1_000].decode("utf-8", errors="replace"))
+
+    def document(self) -> dict[str, Any]:
+        """The JSON object of a 2xx answer. Raises CallError: of the status, or PROTOCOL."""
+        if not self.ok:
+            raise self.error()
+        try:
+            document = strict_json.loads(self.body)
+        except ValueError as error:
+            raise CallError(ErrorKind.PROTOCOL, f"the answer is not JSON ({excerpt(str(error))}): {self.words()}") from None
+        if not isinstance(document, dict):
+            raise CallError(ErrorKind.PROTOCOL, f"the answer must be a JSON object, not {type(document).__name__}")
+        return document
+
+
+def segment(name: str) -> str:
+    """``name`` as one segment of a path. Raises CallError(NOT_FOUND) for what cannot be one."""
+    if name in ("", ".", "..") or len(name) > NAME_LIMIT_CHARS:
+        raise CallError(ErrorKind.NOT_FOUND, f"a server name has 1 to {NAME_LIMIT_CHARS} characters and is neither `.` nor `..`")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError:
+        raise CallError(ErrorKind.NOT_FOUND, "the server name is not valid Unicode") from None
+
+
+class HttpCalls:
+    """Calls with one credential. Opens connections only when called; certificates are read when the first is opened."""
+
+    def __init__(self, auth: Auth, answer_limit_bytes: int, at_once: int = CALLS_AT_ONCE) -> None:
+        self._auth = auth
+        self._at_once = at_once
+        self._limit = answer_limit_bytes
+        self._client: httpx.AsyncClient | None = None
+
+    async def call(self, method: str, url: str, document: object = None) -> Answer:
+        """The whole answer, whatever its status. ``document`` is sent as JSON. Raises CallError."""
+        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        headers |= {"content-type": "application/json"} if document is not None else {}
+        headers |= await asyncio.to_thread(http_auth.headers, self._auth)
+        content = json.dumps(document).encode("ascii") if document is not None else None
+        client = await self._opened(url)
+        try:
+            async with client.stream(method, url, headers=headers, content=content) as response:
+                return Answer(response.status_code, await self._whole(response))
+        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
+        except httpx.HTTPError as error:
+            # Its text may quote a header, so only its type is told.
+            raise CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__})") from None
+
+    async def _whole(self, response: httpx.Response) -> bytes:
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > self._limit:
+                raise CallError(ErrorKind.PROTOCOL, f"the answer is longer than {self._limit} bytes")
+        return bytes(body)
+
+    async def _opened(self, url: str) -> httpx.AsyncClient:
+        if self._client is None:
+            # Where nothing is encrypted there is nothing to verify, and building a context costs 20 ms.
+            tls = await asyncio.to_thread(http_auth.tls_context, self._auth) if url.startswith("https:") else False
+            limits = httpx.Limits(max_connections=self._at_once, keepalive_expiry=IDLE_CONNECTION_S)
+            self._client = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=limits, follow_redirects=False)  # noqa: S113
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
