@@ -114,7 +114,7 @@ async def test_an_answer_that_cannot_be_read_is_an_error_and_never_a_state(
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(401, ErrorKind.UNAUTHORIZED), (403, ErrorKind.UNAUTHORIZED), (302, ErrorKind.REFUSED), (404, ErrorKind.NOT_FOUND)],
+    [(401, ErrorKind.UNAUTHORIZED), (403, ErrorKind.UNAUTHORIZED), (302, ErrorKind.REFUSED), (404, ErrorKind.REFUSED)],
 )
 @CALLS
 async def test_a_refusal_is_sorted_and_its_words_are_not_repeated_where_they_may_hold_a_credential(

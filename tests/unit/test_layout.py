@@ -26,9 +26,10 @@ SHARED_PARTS = {
     "contract",
     "calls",
     "http_auth",
+    "http_calls",
     "replicas",
-    "json_http",
     "membership",
+    "ray_document",
     "removed_workers",
     "consul_keys",
     "config_file",
@@ -36,7 +37,6 @@ SHARED_PARTS = {
     "envoy_admin",
     "envoy_endpoints",
     "file_weights",
-    "http_get",
     "traefik_services",
 }
 

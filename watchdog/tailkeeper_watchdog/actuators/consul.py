@@ -34,7 +34,7 @@ from tailkeeper_watchdog.actuators.consul_keys import (
     state_of,
 )
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
-from tailkeeper_watchdog.actuators.json_http import CALLS_AT_ONCE, JsonHttp
+from tailkeeper_watchdog.actuators.http_calls import CALLS_AT_ONCE, JsonHttp
 from tailkeeper_watchdog.gateways import ConsulGateway, Gateway
 from tailkeeper_watchdog.model import Knob, KnobValue
 

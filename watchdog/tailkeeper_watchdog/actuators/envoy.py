@@ -37,7 +37,7 @@ from tailkeeper_watchdog.actuators.envoy_admin import (
 )
 from tailkeeper_watchdog.actuators.envoy_endpoints import DRAINING, Endpoint, edits, endpoints_of_file, pool_of, wanted
 from tailkeeper_watchdog.actuators.file_weights import changed, place
-from tailkeeper_watchdog.actuators.http_get import HttpGet
+from tailkeeper_watchdog.actuators.http_calls import JsonHttp
 from tailkeeper_watchdog.actuators.replicas import replicated
 from tailkeeper_watchdog.gateways import EnvoyGateway, Gateway
 from tailkeeper_watchdog.model import Knob, KnobValue
@@ -65,7 +65,7 @@ class EnvoyActuator:
         self.name = name
         self._cluster = cluster
         self._file = ConfigFile(file)
-        self._admin = HttpGet(admin_url, auth)
+        self._admin = JsonHttp(admin_url, auth, ANSWER_LIMIT_BYTES)
         self._lock = asyncio.Lock()
 
     def supports(self, knob: Knob) -> Support:
@@ -139,23 +139,23 @@ class EnvoyActuator:
     async def _seen(self) -> Seen:
         """Three answers of Envoy; none is remembered, because clusters come and go."""
         get = self._admin.json
-        seen = parse_clusters(await get("/clusters?format=json", ANSWER_LIMIT_BYTES), self._cluster)
+        seen = parse_clusters(await get("/clusters?format=json"), self._cluster)
         of_cluster = quote(re.escape(self._cluster), safe="")
         found: list[Any] = []
         for resource in ("static_clusters", "dynamic_active_clusters"):
             path = f"/config_dump?resource={resource}&name_regex={of_cluster}"
-            found += configs_of(await get(path, ANSWER_LIMIT_BYTES)) if not found else []
+            found += configs_of(await get(path)) if not found else []
         endpoints: list[Any] = []
         for resource in ("static_endpoint_configs", "dynamic_endpoint_configs"):
             path = f"/config_dump?include_eds&resource={resource}&name_regex={quote(re.escape(seen.service), safe='')}"
-            endpoints += configs_of(await get(path, ANSWER_LIMIT_BYTES)) if not endpoints else []
+            endpoints += configs_of(await get(path)) if not endpoints else []
         return with_cluster(with_endpoints(seen, {"configs": endpoints}), {"configs": found}, self._cluster)
 
     async def _refused(self, seen: Seen) -> int:
         """How often Envoy did not want an update of the cluster's endpoints: it was wrong, or not even readable."""
         prefix = f"cluster.{seen.stat_name.replace(':', '_')}.update_"
         pattern = quote(f"^{re.escape(prefix)}(rejected|failure)$", safe="")
-        answer = await self._admin.json(f"/stats?format=json&filter={pattern}", ANSWER_LIMIT_BYTES)
+        answer = await self._admin.json(f"/stats?format=json&filter={pattern}")
         try:
             counts = {stat["name"].removeprefix(prefix): int(stat["value"]) for stat in answer["stats"] if "name" in stat}
             return counts["rejected"] + counts["failure"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -34,6 +34,7 @@ _STATUS: Mapping[int, tuple[ErrorKind, str]] = {
     404: (ErrorKind.NOT_FOUND, "it is not known there"),
     429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
 }
+NO_PAGE = (ErrorKind.REFUSED, "there is no such page; check the address of this gateway and its version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,23 @@ class Answer:
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names in small letters."""
+    of_page: bool = False
+    """A 404 is of a page that this version of the gateway does not have, and not of a server that it does not know."""
+
+    def checked(self) -> Answer:
+        """Itself where it is 2xx. Raises CallError."""
+        if not self.ok:
+            raise self.error()
+        return self
+
+    def json(self) -> Any:
+        """Raises CallError(PROTOCOL)."""
+        try:
+            return strict_json.loads(self.body)
+        except ValueError as error:
+            raise CallError(ErrorKind.PROTOCOL, f"the answer is not JSON ({excerpt(str(error))}): {self.words()}") from None
 
     @property
     def ok(self) -> bool:
@@ -54,7 +72,7 @@ class Answer:
             return CallError(ErrorKind.REFUSED, words)
         refused = 400 <= self.status < 500
         otherwise = (ErrorKind.REFUSED, "the gateway refused") if refused else (ErrorKind.PROTOCOL, "the gateway failed")
-        kind, meaning = _STATUS.get(self.status, otherwise)
+        kind, meaning = NO_PAGE if self.of_page and self.status == 404 else _STATUS.get(self.status, otherwise)
         # A credential check may quote what it was given, so its words are not repeated.
         said = "" if kind is ErrorKind.UNAUTHORIZED else self.words()
         return CallError(kind, f"{self.status}: {meaning}" + (f": {said}" if said else ""))
@@ -64,12 +82,7 @@ class Answer:
 
     def document(self) -> dict[str, Any]:
         """The JSON object of a 2xx answer. Raises CallError: of the status, or PROTOCOL."""
-        if not self.ok:
-            raise self.error()
-        try:
-            document = strict_json.loads(self.body)
-        except ValueError as error:
-            raise CallError(ErrorKind.PROTOCOL, f"the answer is not JSON ({excerpt(str(error))}): {self.words()}") from None
+        document = self.checked().json()
         if not isinstance(document, dict):
             raise CallError(ErrorKind.PROTOCOL, f"the answer must be a JSON object, not {type(document).__name__}")
         return document
@@ -95,15 +108,15 @@ class HttpCalls:
         self._client: httpx.AsyncClient | None = None
 
     async def call(self, method: str, url: str, document: object = None) -> Answer:
-        """The whole answer, whatever its status. ``document`` is sent as JSON. Raises CallError."""
+        """The whole answer, whatever its status. ``document`` is sent as JSON; bytes go as they are. Raises CallError."""
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         headers |= {"content-type": "application/json"} if document is not None else {}
         headers |= await asyncio.to_thread(http_auth.headers, self._auth)
-        content = json.dumps(document).encode("ascii") if document is not None else None
+        content = document if document is None or isinstance(document, bytes) else json.dumps(document).encode("ascii")
         client = await self._opened(url)
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
-                return Answer(response.status_code, await self._whole(response))
+                return Answer(response.status_code, await self._whole(response), dict(response.headers))
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
         except httpx.HTTPError as error:
@@ -130,3 +143,23 @@ class HttpCalls:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
+
+
+class JsonHttp:
+    """The API at one address: paths instead of URLs."""
+
+    def __init__(self, url: str, auth: Auth, answer_limit_bytes: int) -> None:
+        self._url = url.rstrip("/")
+        self._calls = HttpCalls(auth, answer_limit_bytes)
+
+    async def call(self, method: str, path: str, document: object = None) -> Answer:
+        """``path`` is encoded already. See ``HttpCalls.call``."""
+        return replace(await self._calls.call(method, self._url + path, document), of_page=True)
+
+    async def json(self, path: str) -> Any:
+        """What stands at ``path``; a long answer is read beside the loop. Raises CallError."""
+        answer = (await self.call("GET", path)).checked()
+        return await asyncio.to_thread(answer.json)
+
+    async def close(self) -> None:
+        await self._calls.close()

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import Actuator, ErrorKind
-from tailkeeper_watchdog.actuators.json_http import JsonHttp
+from tailkeeper_watchdog.actuators.http_calls import JsonHttp
 from tailkeeper_watchdog.actuators.membership import LIST_LIMIT_BYTES, MembershipActuator, Worker, rows_of, text_of
 from tailkeeper_watchdog.actuators.removed_workers import RemovedWorkers
 from tailkeeper_watchdog.actuators.replicas import replicated

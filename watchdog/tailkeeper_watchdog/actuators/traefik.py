@@ -29,7 +29,7 @@ from tailkeeper_watchdog.actuators.config_file import ConfigFile, Written
 from tailkeeper_watchdog.actuators.contract import Actuator, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.document_text import edited, parsed
 from tailkeeper_watchdog.actuators.file_weights import Entry, Pool, changed, place
-from tailkeeper_watchdog.actuators.http_get import HttpGet
+from tailkeeper_watchdog.actuators.http_calls import JsonHttp
 from tailkeeper_watchdog.actuators.replicas import replicated
 from tailkeeper_watchdog.actuators.traefik_services import Weights, edits, pool_of, weights_of
 from tailkeeper_watchdog.gateways import Gateway, TraefikGateway
@@ -127,7 +127,7 @@ class TraefikActuator:
         self.name = name
         self._service = service
         self._file = ConfigFile(file, aside=True)
-        self._api = HttpGet(api_url, auth)
+        self._api = JsonHttp(api_url, auth, ANSWER_LIMIT_BYTES)
         self._lock = asyncio.Lock()
 
     def supports(self, knob: Knob) -> Support:
@@ -184,7 +184,7 @@ class TraefikActuator:
         return "it was put back as it was" if done else "another hand has changed it since, so it was left"
 
     async def _seen(self) -> Seen:
-        return parse_services(await self._api.json(SERVICES_PATH, ANSWER_LIMIT_BYTES), self._service)
+        return parse_services(await self._api.json(SERVICES_PATH), self._service)
 
     async def close(self) -> None:
         await self._api.close()
