@@ -17,6 +17,8 @@ from tailkeeper_watchdog.gateways import (
     EnvoyGateway,
     Gateway,
     HaproxyGateway,
+    KubernetesGateway,
+    LitellmGateway,
     SglangRouterGateway,
     TapGateway,
     TraefikGateway,
@@ -38,6 +40,8 @@ EXAMPLES: dict[str, Gateway] = {
     "sglang_router": SglangRouterGateway(name="edge", kind="sglang_router", url="http://127.0.0.1:1", removed_file=REMOVED),
     "vllm_router": VllmRouterGateway(name="edge", kind="vllm_router", url="http://127.0.0.1:1", removed_file=REMOVED),
     "consul": ConsulGateway(name="edge", kind="consul", url="http://127.0.0.1:1"),
+    "kubernetes": KubernetesGateway(name="edge", kind="kubernetes", in_cluster=True),
+    "litellm": LitellmGateway(name="edge", kind="litellm", url="http://127.0.0.1:1"),
 }
 
 

@@ -38,6 +38,10 @@ SHARED_PARTS = {
     "file_weights",
     "http_get",
     "traefik_services",
+    "kube_api",
+    "kube_objects",
+    "kube_steps",
+    "kube_taints",
 }
 
 

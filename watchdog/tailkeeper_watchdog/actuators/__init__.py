@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailkeeper_watchdog.actuators import consul, envoy, haproxy, sglang_router, tap, traefik, vllm_router, webhook
+from tailkeeper_watchdog.actuators import (
+    consul,
+    envoy,
+    haproxy,
+    kubernetes,
+    litellm,
+    sglang_router,
+    tap,
+    traefik,
+    vllm_router,
+    webhook,
+)
 from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.gateways import Gateway
 
@@ -17,6 +28,8 @@ ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     consul.KIND: consul.create,
     envoy.KIND: envoy.create,
     traefik.KIND: traefik.create,
+    kubernetes.KIND: kubernetes.create,
+    litellm.KIND: litellm.create,
 }
 
 
