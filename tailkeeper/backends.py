@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from tailkeeper_watchdog.actuators.kube_objects import place_of
 from tailkeeper_watchdog.settings import GatewayRef, WatchedBackend
 
 if TYPE_CHECKING:  # the listers bring HTTP clients, and most commands find nothing
@@ -47,6 +48,8 @@ def server_of(kind: str, pool: str | None, backend: str, url: str, model: str) -
         return urlsplit(url).netloc.rpartition("@")[2]
     if kind in NAMED_BY_MODEL and model:
         return model
+    if kind == "kubernetes" and place_of(backend) is not None:  # as discovery names pods: NAMESPACE/NAME
+        return backend
     if kind != "haproxy":
         raise ValueError(f"must be there: at a gateway of kind {kind} it does not follow from the name")
     if not pool:
@@ -89,6 +92,8 @@ def gateway_problems(backend: WatchedBackend, kinds: Kinds) -> Iterator[str]:
             yield f"gateway.server: {_missing(kind, ref.pool, backend)}"
         elif kind == "haproxy" and not all(ref.server.partition("/")):
             yield f"gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
+        elif kind == "kubernetes" and place_of(ref.server) is None:
+            yield f"gateway.server: {ref.server!r} must be NAMESPACE/NAME of a pod or deployment, or NAMESPACE/deployment/NAME"
 
 
 def _missing(kind: str, pool: str | None, backend: WatchedBackend) -> str:

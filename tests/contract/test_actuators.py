@@ -1,5 +1,5 @@
-"""The contract that every actuator keeps, on a working gateway: real HAProxy, a faithful fake of the webhook contract, and the
-exporter's own routes for its taps. What is about weights holds for those that have them."""
+"""The contract that every actuator keeps, on a working gateway: real HAProxy, a faithful fake of the webhook contract, the
+exporter's own routes for its taps, and fakes of Kubernetes and LiteLLM. What is about weights holds for those that have them."""
 
 from __future__ import annotations
 
@@ -154,11 +154,11 @@ async def test_an_admission_that_does_not_exist_is_refused(world: World) -> None
 async def test_a_knob_that_is_not_supported_is_refused_with_the_same_words(world: World) -> None:
     assert world.actuator.supports(Knob.WEIGHT).enforceable == (Knob.WEIGHT in world.normal)
     assert world.actuator.supports(Knob.ADMISSION).enforceable
-    support = world.actuator.supports(Knob.TAINT)
-    assert not support.enforceable
+    knob = next(knob for knob in (Knob.TAINT, Knob.DEGRADE_LEVEL) if not world.actuator.supports(knob).enforceable)
+    support = world.actuator.supports(knob)
     assert support.why_not
     with pytest.raises(ActuatorError) as caught:
-        await world.actuator.write(world.a, {Knob.TAINT: "x"}, DEADLINE_S)
+        await world.actuator.write(world.a, {knob: "x"}, DEADLINE_S)
 
     assert caught.value.kind is ErrorKind.REFUSED
     assert support.why_not in str(caught.value)

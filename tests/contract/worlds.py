@@ -21,6 +21,8 @@ from tailkeeper_watchdog.actuators.webhook import WebhookActuator
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tests.contract.consul_world import consul_world
 from tests.contract.envoy_world import envoy_world
+from tests.contract.kubernetes_world import kubernetes_world
+from tests.contract.litellm_world import litellm_world
 from tests.contract.router_worlds import sglang_router_world, vllm_router_world
 from tests.contract.traefik_world import traefik_world
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
@@ -216,5 +218,7 @@ WORLDS: dict[str, Callable[[RealPrograms], AbstractAsyncContextManager[World]]] 
     "consul": consul_world,
     "envoy": envoy_world,
     "traefik": traefik_world,
+    "kubernetes": kubernetes_world,
+    "litellm": litellm_world,
 }
-WITHOUT_WEIGHTS = frozenset({"tap", "sglang_router", "vllm_router"})
+WITHOUT_WEIGHTS = frozenset({"tap", "sglang_router", "vllm_router", "kubernetes"})

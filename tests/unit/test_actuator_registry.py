@@ -20,6 +20,8 @@ from tailkeeper_watchdog.gateways import (
     EnvoyGateway,
     Gateway,
     HaproxyGateway,
+    KubernetesGateway,
+    LitellmGateway,
     RayServeGateway,
     SglangRouterGateway,
     TapGateway,
@@ -48,6 +50,8 @@ EXAMPLES: dict[str, Gateway] = {
     "triton": TritonGateway(name="edge", kind="triton", url="http://127.0.0.1:1"),
     "ray_serve": RayServeGateway(name="edge", kind="ray_serve", url="http://127.0.0.1:1"),
     "engine": EngineGateway(name="edge", kind="engine"),
+    "kubernetes": KubernetesGateway(name="edge", kind="kubernetes", in_cluster=True),
+    "litellm": LitellmGateway(name="edge", kind="litellm", url="http://127.0.0.1:1"),
 }
 
 

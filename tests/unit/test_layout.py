@@ -38,6 +38,10 @@ SHARED_PARTS = {
     "envoy_endpoints",
     "file_weights",
     "traefik_services",
+    "kube_api",
+    "kube_objects",
+    "kube_steps",
+    "kube_taints",
 }
 
 

@@ -123,6 +123,12 @@ def test_a_tail_over_its_target_beats_the_entropy_and_has_a_higher_floor() -> No
     assert values == [pytest.approx(0.12 * 0.9**5, abs=1e-4), pytest.approx(0.05), pytest.approx(0.05), pytest.approx(0.05)]
 
 
+def test_where_no_first_token_is_told_the_whole_answer_counts() -> None:
+    batches = Batches(SMOOTH)
+    batches.tick(5)
+    assert batches.tick(0.5, latency={0.5: 100}) == pytest.approx(0.12 * 0.9**5, abs=1e-4)
+
+
 def test_three_slow_batches_in_a_row_open_the_breaker_and_quiet_half_opens_it() -> None:
     batches = Batches(SMOOTH)
     values = [batches.tick(0.5, step_time={0.4: 3}) for _ in range(4)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tailkeeper_exporter.settings import Auth, Settings, check_url
 
@@ -184,6 +184,38 @@ class RayServeGateway(Settings):
     url: str
     auth: Auth = Auth()
 
+
+class KubernetesGateway(Settings):
+    """A cluster, as its API sees it: notes, taints, readiness gates and replicas of what runs there."""
+
+    name: str
+    kind: Literal["kubernetes"]
+    kubeconfig: Path | None = None
+    in_cluster: bool = False
+    """Default where neither is given: in the cluster where this runs in one, else the user's own kubeconfig."""
+    evict: bool = False
+    """A drain deletes the pod, by the Eviction API. Nobody can take that back, so it is never done unless asked for here."""
+    evict_grace_s: Annotated[int, Field(ge=1, le=3_600)] | None = None
+    """Seconds for the work in flight of an evicted pod; default its own `terminationGracePeriodSeconds`."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> KubernetesGateway:
+        if self.kubeconfig is not None and self.in_cluster:
+            raise ValueError("kubeconfig and in_cluster exclude each other; leave one out")
+        if self.evict_grace_s is not None and not self.evict:
+            raise ValueError("evict_grace_s is for evict: true alone")
+        return self
+
+
+class LitellmGateway(Settings):
+    name: str
+    kind: Literal["litellm"]
+    url: str
+    database: bool = True
+    """False where LiteLLM runs without a database: then nothing of it can be changed while it runs."""
+    auth: Auth = Auth()
+    """`bearer_file` holds the master key, or a proxy admin's."""
+
     _check_url = field_validator("url")(check_url)
 
 
@@ -206,6 +238,8 @@ Gateway = Annotated[
     | TraefikGateway
     | TritonGateway
     | RayServeGateway
-    | EngineGateway,
+    | EngineGateway
+    | KubernetesGateway
+    | LitellmGateway,
     Field(discriminator="kind"),
 ]

@@ -150,6 +150,27 @@ class RecordsSettings(Settings):
     """Of both files together. A backend takes some 200 bytes a tick: 20 of them at a tick of 5 s fill this in a day."""
 
 
+class LeaderSettings(Settings):
+    """Which of several watchdogs acts, by a Lease of Kubernetes."""
+
+    namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] = "tailkeeper"
+    lease_s: Annotated[int, Field(ge=5, le=3_600)] = 15
+    """How long the others wait for a leader that is silent; seconds. The default is that of Kubernetes' own controllers.
+
+    A leader that cannot renew stops acting once two thirds of it are over, so a third must be longer than one tick takes.
+    """
+    kubeconfig: Path | None = None
+    in_cluster: bool = False
+    """Default where neither is given: in the cluster where this runs in one, else the user's own kubeconfig."""
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> LeaderSettings:
+        if self.kubeconfig is not None and self.in_cluster:
+            raise ValueError("kubeconfig and in_cluster exclude each other; leave one out")
+        return self
+
+
 class WatchdogSettings(Settings):
     listen: str = "127.0.0.1:8088"
     tick_s: Annotated[float, Field(ge=0.1, le=3_600)] = 5
@@ -161,6 +182,8 @@ class WatchdogSettings(Settings):
     token_file: Path | None = None
     alertmanager: AlertmanagerSettings = AlertmanagerSettings()
     otlp: WatchdogOtlp = WatchdogOtlp()
+    leader: LeaderSettings | None = None
+    """Needed where several watchdogs run; without it each of them acts."""
 
     _check_listen = field_validator("listen")(check_address)
 

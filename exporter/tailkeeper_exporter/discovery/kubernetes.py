@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import yaml
-
+from tailkeeper_exporter import kubernetes_access
 from tailkeeper_exporter.discovery.base import (
     KEY_LABELS,
     MAX_TARGETS,
@@ -40,7 +38,6 @@ PREFIX = "tailkeeper/"
 _GONE = 410
 """The list that the pages are of is too old: begin anew."""
 Pods = list[Mapping[str, Any]]
-_INSTALL = "the Kubernetes client is not installed: pip install 'tailkeeper[kubernetes]'"
 
 
 class _ExpiredError(Exception):
@@ -79,33 +76,17 @@ class KubernetesLister:
     async def _api(self) -> AsyncIterator[Any]:
         """The API with credentials read now: a service account's token and a kubeconfig are rotated."""
         try:
-            import aiohttp
-            from kubernetes_asyncio import client
-        except ImportError as error:
-            raise DiscoveryError(_INSTALL) from error
+            configuration = await kubernetes_access.configuration(self._settings.kubeconfig, self._settings.in_cluster)
+        except kubernetes_access.AccessError as error:
+            raise DiscoveryError(f"{self._where}: {error}") from error
+        import aiohttp
+        from kubernetes_asyncio import client
+
         try:
-            async with client.ApiClient(await self._configuration()) as connection:
+            async with client.ApiClient(configuration) as connection:
                 yield client.CoreV1Api(connection)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise DiscoveryError(f"{self._where}: {type(error).__name__}: {_short(error)}") from error
-
-    async def _configuration(self) -> Any:
-        from kubernetes_asyncio import client, config
-
-        configuration = client.Configuration()
-        file = self._settings.kubeconfig
-        try:
-            if self._settings.in_cluster or (file is None and _is_in_cluster()):
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-            else:
-                name = _users_own() if file is None else str(file)
-                await config.load_kube_config(config_file=name, client_configuration=configuration, persist_config=False)
-        except config.ConfigException as error:
-            raise DiscoveryError(f"{self._where}: no usable credentials: {_short(error)}") from error
-        except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            # The loader checks little. Of what is in the file nothing is repeated.
-            raise DiscoveryError(f"{self._where}: no usable credentials: {type(error).__name__} in the kubeconfig") from error
-        return configuration
+            raise DiscoveryError(f"{self._where}: {type(error).__name__}: {kubernetes_access.short(error)}") from error
 
     async def _all_pages(self, api: Any) -> Pods:
         pods: Pods = []
@@ -141,26 +122,6 @@ class KubernetesLister:
     def _listing(self, pods: Pods) -> Listing:
         backends = [_backend(pod, self._settings.port) for pod in pods if _runs(pod)]
         return Listing(tuple(backend for backend, _ in backends), cut_note((backend.name, cut) for backend, cut in backends))
-
-
-def _is_in_cluster() -> bool:
-    from kubernetes_asyncio.config.incluster_config import SERVICE_HOST_ENV_NAME
-
-    return bool(os.environ.get(SERVICE_HOST_ENV_NAME))
-
-
-def _users_own() -> str:
-    """Where kubectl looks. Raises ``DiscoveryError`` where nothing is: the loader would log that at each listing."""
-    from kubernetes_asyncio.config import kube_config
-
-    places: str = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
-    if not any(os.path.exists(os.path.expanduser(place)) for place in places.split(os.pathsep)):
-        raise DiscoveryError(f"kubernetes: this runs in no cluster, and there is no {places}; set kubeconfig or in_cluster")
-    return places
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 async def _bounded(response: Any, where: str) -> bytes:

@@ -9,6 +9,8 @@ from tailkeeper_watchdog.actuators import (
     engine,
     envoy,
     haproxy,
+    kubernetes,
+    litellm,
     ray_serve,
     sglang_router,
     tap,
@@ -32,6 +34,8 @@ ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
     triton.KIND: triton.create,
     ray_serve.KIND: ray_serve.create,
     engine.KIND: engine.create,
+    kubernetes.KIND: kubernetes.create,
+    litellm.KIND: litellm.create,
 }
 
 
