@@ -12,10 +12,11 @@ by half a tick, down to 50 ms. Breaker: three looks in a row at batches that too
 after 5 s without a request it is half open, and the next batch closes it or opens it again.
 
 Where an engine has a window (Triton's queue delay, Ray Serve's batch wait), that is turned, and the P99 is that of the first
-token, or of the whole answer where no first token is told. An engine that batches continuously has none; there the limit and the breaker drive the concurrency limit of the gateway
-or the tap, by the P99 of the time between tokens, which is what a fuller batch costs: down by 20 % each 10 s while it is over,
-up by 20 % after that, given back at twice what is in use. The entropy moves no concurrency limit: irregular arrivals are no
-reason to turn requests away. Where no gateway has either knob, there is nothing to control and nothing is written down.
+token, or of the whole answer where no first token is told. An engine that batches continuously has none; there the limit and the
+breaker drive the concurrency limit of the gateway or the tap, by the P99 of the time between tokens, which is what a fuller batch
+costs: down by 20 % each 10 s while it is over, up by 20 % after that, given back at twice what is in use. The entropy moves no
+concurrency limit: irregular arrivals are no reason to turn requests away. Where no gateway has either knob, there is nothing to
+control and nothing is written down.
 """
 
 from __future__ import annotations
