@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailkeeper_watchdog.model import Knob, KnobValue, RequestRecord, Situation
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, RequestRecord, Situation
 from tailkeeper_watchdog.policies import adaptive_batch_window
 from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams, by_entropy, entropy, shrunk
 from tailkeeper_watchdog.window import Window
@@ -169,6 +169,15 @@ def test_a_slow_tail_between_tokens_lowers_the_limit_by_steps_and_lets_it_out_ag
     up = [batches.tick(10, itl={0.02: 100}) for _ in range(9)]
     assert up[:3] == [5.0, 6.0, 7.0]
     assert up[-1] is None
+
+
+def test_what_was_left_in_a_drained_backend_sets_no_limit() -> None:
+    batches = continuous()
+    batches.knob = {("a", Knob.CONCURRENCY_LIMIT): 0.0, ("a", Knob.ADMISSION): DRAIN}
+    assert batches.tick(5, itl={20.0: 100}) is None
+    batches.knob = {("a", Knob.CONCURRENCY_LIMIT): 0.0, ("a", Knob.ADMISSION): SERVE}
+    assert batches.tick(5, itl={20.0: 100}) is None, "the last ten seconds have the drain in them"
+    assert batches.tick(6, itl={20.0: 100}) is not None
 
 
 def test_a_gateway_that_is_silent_for_a_tick_does_not_begin_it_anew() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailkeeper_watchdog.model import Knob, KnobValue
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tailkeeper_watchdog.policies import slo_guardian
 from tailkeeper_watchdog.policies.slo_guardian import SloGuardianParams
 from tailkeeper_watchdog.window import Window
@@ -126,3 +126,23 @@ def test_replicas_are_given_back_after_good_periods() -> None:
     wants = [pool.tick(10, running=4.0) for _ in range(5)]
     assert wants[0] == {("a", Knob.REPLICAS): 6.0}
     assert wants[-1] == {}
+
+
+def test_what_ends_late_in_a_backend_that_is_drained_already_sheds_nothing() -> None:
+    run = Run(slo_guardian.POLICY, SloGuardianParams())
+    fleet = (backend("a"), backend("b"))
+    recent = {"a": SLOW, "b": GOOD}
+
+    def tick(now: float, admission: str) -> Wants:
+        knobs: dict[tuple[str, Knob], KnobValue] = {("a", Knob.ADMISSION): admission}
+        return run.tick(situation(seen("a"), seen("b"), now=now, backends=fleet, recent=recent, knobs=knobs))
+
+    assert tick(1_000.0, DRAIN) == {}
+    assert tick(1_009.0, SERVE) == {}, "the last ten seconds have the drain in them"
+    assert tick(1_010.0, SERVE) == SHED
+
+
+def test_where_all_are_drained_their_users_are_still_looked_at() -> None:
+    knobs: dict[tuple[str, Knob], KnobValue] = {("a", Knob.ADMISSION): DRAIN}
+    at = situation(seen("a"), recent={"a": SLOW}, knobs=knobs)
+    assert Run(slo_guardian.POLICY, SloGuardianParams()).tick(at) == {("a", Knob.DEGRADE_LEVEL): 1.0}

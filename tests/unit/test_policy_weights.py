@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.model import Knob
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tailkeeper_watchdog.policies import context_length_routing, token_rate_weighting
 from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
 from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams, composite_load, latency_penalty
@@ -157,3 +157,23 @@ def test_of_two_as_fast_as_each_other_the_fuller_gets_less() -> None:
 def test_a_hint_of_nothing_is_refused() -> None:
     with pytest.raises(ValidationError, match="greater than 0"):
         TokenRateWeightingParams.model_validate({"model_weights": {"m": 0}})
+
+
+def test_a_small_difference_turns_no_weight_where_that_is_asked_for() -> None:
+    windows = {"a": busy(0.01), "b": busy(0.013), "c": busy(0.03)}
+    at = situation(*(seen(n) for n in "abc"), windows=windows)
+    assert set(weighting().tick(at)) == {("b", Knob.WEIGHT), ("c", Knob.WEIGHT)}
+    assert set(weighting(even_within_ratio=0.4).tick(at)) == {("c", Knob.WEIGHT)}
+
+
+def test_a_drained_backend_is_not_compared_until_the_window_has_nothing_of_the_drain_in_it() -> None:
+    run = weighting(max_step=1.0)
+
+    def tick(now: float, admission: str) -> dict[tuple[str, Knob], KnobValue]:
+        at = {"a": busy(0.05), "b": busy(0.01), "c": busy(0.01)}
+        knobs: dict[tuple[str, Knob], KnobValue] = {("a", Knob.ADMISSION): admission}
+        return run.tick(situation(*(seen(n) for n in "abc"), now=now, windows=at, knobs=knobs))
+
+    assert tick(1_000.0, DRAIN) == {}
+    assert tick(1_030.0, SERVE) == {}, "half of its minute is the drain's"
+    assert tick(1_061.0, SERVE) == {("a", Knob.WEIGHT): pytest.approx(0.2)}

@@ -297,6 +297,11 @@ class Situation:
                 return KnobState(value, self.prior.get((target, knob), value))
         return None
 
+    def is_drained(self, backend: Backend) -> bool:
+        """Whether the first of its gateways that tells keeps new requests away from it, whoever wanted that."""
+        admission = self.knob(backend, Knob.ADMISSION)
+        return admission is not None and admission.actual == DRAIN
+
     def requests(self, backend: str) -> tuple[RequestRecord, ...]:
         """What was heard of a backend's requests at this tick; empty where nothing was."""
         return self.records.get(backend, ())

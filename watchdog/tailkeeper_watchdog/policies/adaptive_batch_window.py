@@ -14,9 +14,10 @@ after 5 s without a request it is half open, and the next batch closes it or ope
 Where an engine has a window (Triton's queue delay, Ray Serve's batch wait), that is turned, and the P99 is that of the first
 token, or of the whole answer where no first token is told. An engine that batches continuously has none; there the limit and the
 breaker drive the concurrency limit of the gateway or the tap, by the P99 of the time between tokens, which is what a fuller batch
-costs: down by 20 % each 10 s while it is over, up by 20 % after that, given back at twice what is in use. The entropy moves no
-concurrency limit: irregular arrivals are no reason to turn requests away. Where no gateway has either knob, there is nothing to
-control and nothing is written down.
+costs: down by 20 % each 10 s while it is over, up by 20 % after that, given back at twice what is in use. One that is drained, or
+was in the last 10 s, gets no limit: what was left in it says nothing of how full a batch may be. The entropy moves no concurrency
+limit: irregular arrivals are no reason to turn requests away. Where no gateway has either knob, there is nothing to control and
+nothing is written down.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Controller:
     """The window in seconds, or the limit in requests, that this policy has it at; None where it wants none."""
     knob: Knob = Knob.BATCH_WINDOW_S
     seen_at: float | None = None
+    drained_at: float | None = None
+    """When it was last seen drained."""
     stepped_at: float = float("-inf")
 
 
@@ -218,6 +221,10 @@ def _limit(
     """One step of a concurrency limit, and why; empty where none is needed. A step is not taken before the last one shows."""
     controller = _turning(controller, Knob.CONCURRENCY_LIMIT)
     recent, now = situation.recent.get(backend.name), situation.snapshot.now
+    if situation.is_drained(backend):
+        return replace(controller, value=None, drained_at=now), ""
+    if controller.drained_at is not None and recent is not None and recent.seconds > now - controller.drained_at:
+        return replace(controller, value=None), ""
     p99 = recent.quantile("itl", 0.99) if recent else None
     over = p99 is not None and p99.value > params.target_p99_s
     in_use = max(params.least_concurrency, controller.peak)

@@ -9,7 +9,8 @@
 * Restore: after three good periods of 10 s in a row one step each period, so that all is back within two minutes.
 
 The usual number of requests is a mean over an hour of good times, and is used once ten minutes of it are known. A pool of
-which nothing is heard stays as it is.
+which nothing is heard stays as it is. What was left in a backend that is drained, or was in
+those 10 s, ends late and sheds nothing at the others.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Guard:
 @dataclass(frozen=True, slots=True)
 class Memory:
     guards: Mapping[Pool, Guard] = field(default_factory=lambda: EMPTY)
+    drained_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When each backend was last seen drained; monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +101,27 @@ def decide(
     guards: dict[Pool, Guard] = {}
     desired: list[DesiredState] = []
     now = situation.snapshot.now
+    drained_at = {**memory.drained_at, **{b.name: now for b in situation.snapshot.backends if situation.is_drained(b)}}
     for pool, members in _pools(situation.snapshot.backends).items():
         fresh = [seen for b in members if (seen := situation.fresh(b.name)) is not None]
         before = memory.guards.get(pool, Guard())
         if not fresh:
             guards[pool] = replace(before, good_since=None, loaded_since=None, seen_at=None)
             continue
-        guard = guards[pool] = step(before, look(fresh, situation, params), now, params)
+        serving = [seen for seen in fresh if not _has_a_drain(seen.backend, situation, drained_at)]
+        guard = guards[pool] = step(before, look(serving or fresh, situation, params), now, params)
         if guard.level or guard.scale > 1.0:
             heard = {seen.backend: seen for seen in fresh}
             wanted = [b for b in members if b.name in heard]
             desired.extend(_wishes(guard, wanted, heard, situation, mode))
-    return Memory(guards), tuple(desired)
+    return Memory(guards, drained_at), tuple(desired)
+
+
+def _has_a_drain(backend: str, situation: Situation, drained_at: Mapping[str, float]) -> bool:
+    """Whether it is drained, or what was last seen of it reaches back into the time when it was."""
+    drained, recent = drained_at.get(backend), situation.recent.get(backend)
+    ago_s = None if drained is None else situation.snapshot.now - drained
+    return ago_s is not None and (ago_s <= 0 or (recent is not None and recent.seconds > ago_s))
 
 
 def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[Backend]]:

@@ -10,6 +10,7 @@ keeps its prior weight; times the group's hint over the largest hint of the pool
 * P99 of the time between tokens over the last 60 s: 10 ms above the 80 ms of the baseline cost 4.9 %.
 * load: 0.4 · memory + 0.35 · KV misses + 0.25 · active requests (as a share of the busiest of the group); what one of the
   group does not tell is left out for all of it, so that nobody gains by being silent.
+* A backend that is drained, or was within those 60 s, is not compared: what was stuck in it is no speed, and being idle no merit.
 * hint: ``model_weights``, for example ``llama3-70b-fp16: 30`` and ``phi-3-mini-int4: 10``, for pools of several models.
 
 Corrected every 5 s by at most 0.2 a step. That streamed requests weigh 8 against 2 for batched ones is the tap's queue.
@@ -46,6 +47,9 @@ class TokenRateWeightingParams(Settings):
     max_step: Ratio = 0.2
     """A weight that swung further would overshoot before its effect can be seen."""
     floor_weight: Ratio = 0.1
+    even_within_ratio: Ratio = 0.0
+    """One that earns less than the best by no more than this keeps its whole weight. Few requests a backend make its memory and
+    its share of those under way jump from tick to tick: that is no difference between backends."""
     min_tokens: Annotated[float, Field(ge=1)] = 200
     """Generated within the window; fewer say little about speed."""
 
@@ -61,6 +65,8 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class Memory:
     given: Mapping[str, Given] = field(default_factory=lambda: EMPTY)
+    drained_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When each backend was last seen drained; monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +107,19 @@ def decide(
     """A weight below 1 for each backend that earns less than the best of its group; groups of one are left alone."""
     now = situation.snapshot.now
     given = dict(memory.given)
+    drained_at = {**memory.drained_at, **{b.name: now for b in situation.snapshot.backends if situation.is_drained(b)}}
     desired: list[DesiredState] = []
     for groups in _pools(situation).values():
         hints = {key: _hint(*key, params) for key in groups}
         for key, group in groups.items():
-            for merit, share in _shared_out(group, situation, params):
+            for merit, share in _shared_out(group, situation, drained_at, params):
                 name = merit.seen.backend
-                after = given[name] = _corrected(given.get(name), share * hints[key] / max(hints.values()), now, params)
+                due = 1.0 if share >= 1.0 - params.even_within_ratio else share
+                after = given[name] = _corrected(given.get(name), due * hints[key] / max(hints.values()), now, params)
                 if after.weight < 1.0:
                     weight, age = round(after.weight, 4), merit.seen.age_s
                     desired.append(DesiredState(NAME, name, Knob.WEIGHT, weight, merit.parts, mode, ("tokens",), age))
-    return Memory(given), tuple(desired)
+    return Memory(given, drained_at), tuple(desired)
 
 
 def _corrected(before: Given | None, share: float, now: float, params: TokenRateWeightingParams) -> Given:
@@ -137,10 +145,13 @@ def _hint(model: str, quantization: str, params: TokenRateWeightingParams) -> fl
     return params.model_weights.get(f"{model}-{quantization}", params.model_weights.get(model, 1.0))
 
 
-def _shared_out(group: list[Backend], situation: Situation, params: TokenRateWeightingParams) -> list[tuple[_Merit, float]]:
+def _shared_out(
+    group: list[Backend], situation: Situation, drained_at: Mapping[str, float], params: TokenRateWeightingParams
+) -> list[tuple[_Merit, float]]:
     """Each with its share of the best one's merit; nobody where fewer than two can be compared."""
     fresh = [seen for b in group if (seen := situation.fresh(b.name)) is not None]
-    speeds = [speed for seen in fresh if (speed := _speed(seen, situation, params)) is not None]
+    working = [seen for seen in fresh if _worked_throughout(seen.backend, situation, drained_at)]
+    speeds = [speed for seen in working if (speed := _speed(seen, situation, params)) is not None]
     if len(speeds) < 2:
         return []
     busiest = max(s.running or 0.0 for s in speeds)
@@ -161,6 +172,12 @@ def _shared_out(group: list[Backend], situation: Situation, params: TokenRateWei
     ]
     best = max(merit.value for merit in merits)
     return [(merit, merit.value / best) for merit in merits] if best > 0 else []
+
+
+def _worked_throughout(backend: str, situation: Situation, drained_at: Mapping[str, float]) -> bool:
+    """Whether its window has nothing of a drain in it."""
+    window, drained = situation.windows.get(backend), drained_at.get(backend)
+    return drained is None or (window is not None and 0 < window.seconds <= situation.snapshot.now - drained)
 
 
 def _speed(seen: BackendObservation, situation: Situation, params: TokenRateWeightingParams) -> _Speed | None:
