@@ -1,7 +1,7 @@
 """One sentence per backend: what was done and why, or why nothing was done. Pure.
 
-The first thing that is true is said: a guard's refusal, what is in force, what is only written down, what is wrong with
-the evidence, and last what keeps the watchdog from acting here at all.
+The first thing that is true is said: a guard's refusal, what is in force, what no gateway here can do, what is only written
+down, what is wrong with the evidence, and last what keeps the watchdog from acting here at all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tailkeeper_watchdog.model import (
     KnobValue,
     Lease,
     Mode,
+    Refusal,
     Verdict,
 )
 from tailkeeper_watchdog.policies import POLICIES
@@ -50,7 +51,9 @@ def actuation_of(name: str, support: Mapping[tuple[str, Knob], Support], mode: M
 
 def why_of(case: Circumstances) -> str:
     """The sentence of the contract's field ``why``."""
-    why = _refused(case.verdicts) or _in_force(case.leases) or _only_written_down(case.desired) or _at_rest(case)
+    possible = tuple(v for v in case.verdicts if v.refusal is not Refusal.NOT_ENFORCEABLE)
+    said = _refused(possible) or _in_force(case.leases) or _refused(case.verdicts)
+    why = said or _only_written_down(case.desired) or _at_rest(case)
     return why if len(why) <= WHY_LIMIT_CHARS else f"{why[: WHY_LIMIT_CHARS - 1]}…"
 
 

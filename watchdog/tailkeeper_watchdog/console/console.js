@@ -239,7 +239,8 @@ function makeLease(group) {
 }
 
 function fillLease(item, group, now) {
-  say(item.parts.what, `${group.backend}: ${group.leases.map((l) => turned(l.knob, l.written)).join(", ")}`);
+  const what = [...new Set(group.leases.map((l) => turned(l.knob, l.written)))].join(", "); // one thing at two gateways is said once
+  say(item.parts.what, `${group.backend}: ${what}`);
   const places = [...new Set(group.leases.map((l) => l.gateway))].join(", ");
   const unsure = group.leases.every((l) => l.confirmed) ? "" : " · not read back yet";
   const ends = Math.min(...group.leases.map((l) => l.expires));
