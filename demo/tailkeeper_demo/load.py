@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import urlsplit
 
 from tailkeeper_demo.http1 import BodyDecoder, ProtocolError, parse_head
@@ -74,7 +75,9 @@ class _Exchange(asyncio.Protocol):
         self._body: BodyDecoder | None = None
         self._tail = b""
         self._content = False
-        self._judged = False
+        self._judged_s: float | None = None
+        self._within = False
+        self._ttft_s: float | None = None
         self._over = False
         loop = generator.loop
         settings = generator.settings
@@ -133,12 +136,13 @@ class _Exchange(asyncio.Protocol):
             return
         now_s = self._generator.loop.time()
         ttft_s = now_s - self.sent_s
+        self._ttft_s = ttft_s
         self._generator.stats.first_content(self._generator.run_s(now_s), ttft_s)
         self._judge(ttft_s <= self._generator.settings.slo_ttft_s)
 
     def _judge(self, within: bool) -> None:
-        if not self._judged:
-            self._judged = True
+        if self._judged_s is None:
+            self._judged_s, self._within = self._generator.run_s(), within
             self._limit.cancel()
             self._generator.stats.verdict(self._generator.run_s(), within=within, source=self._source)
 
@@ -155,13 +159,27 @@ class _Exchange(asyncio.Protocol):
             self.transport.close() if outcome is Outcome.OK else self.transport.abort()
         self._generator.ended(self, outcome, kind)
 
+    def record(self, outcome: Outcome) -> dict[str, object]:
+        """Wall-clock seconds of its start, its end and its verdict, and what came of it."""
+        generator, judged_s = self._generator, self._judged_s
+        return {
+            "start_s": generator.unix_s(generator.run_s(self.sent_s)),
+            "end_s": generator.unix_s(generator.run_s()),
+            "judged_s": generator.unix_s(generator.run_s() if judged_s is None else judged_s),
+            "ttft_s": self._ttft_s,
+            "within": self._within,
+            "outcome": outcome.value,
+        }
+
 
 class LoadGenerator:
     """Sends, and collects what came of it."""
 
-    def __init__(self, settings: LoadSettings, rows: Iterator[TraceRow], stats: LoadStats) -> None:
+    def __init__(self, settings: LoadSettings, rows: Iterator[TraceRow], stats: LoadStats, record: TextIO | None = None) -> None:
+        """``record`` gets a line of JSON for each request that ended."""
         self.settings = settings
         self.stats = stats
+        self._record = record
         self.loop = asyncio.get_running_loop()
         self._rows = rows
         self._start_s = self.loop.time()
@@ -198,6 +216,12 @@ class LoadGenerator:
         if self._all_sent and not self._flying:
             self._idle.set()
         self.stats.ended(self.run_s(), outcome, kind)
+        if self._record is not None:
+            self._record.write(json.dumps(exchange.record(outcome)) + "\n")
+
+    def unix_s(self, run_s: float) -> float:
+        """Wall-clock time of a moment of the run."""
+        return self.stats.started_unix_s + run_s
 
     def _send(self, row: TraceRow) -> None:
         now_s = self.loop.time()
@@ -259,7 +283,16 @@ def _positive(text: str) -> float:
     return value
 
 
-def _settings(argv: list[str] | None) -> tuple[LoadSettings, Path | None, int | None]:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where results go, and whose end is ours."""
+
+    stats: Path | None
+    requests: Path | None
+    parent_pid: int | None
+
+
+def _settings(argv: list[str] | None) -> tuple[LoadSettings, _Files]:
     parser = argparse.ArgumentParser(prog="python -m tailkeeper_demo.load", description="Trace-driven load on an LLM endpoint.")
     parser.add_argument("--target", required=True, help="http://HOST:PORT")
     parser.add_argument("--rate", type=_positive, default=10.0, help="users' requests a second on average; fewer beside batches")
@@ -277,6 +310,7 @@ def _settings(argv: list[str] | None) -> tuple[LoadSettings, Path | None, int | 
     parser.add_argument("--max-output-tokens", type=int, default=200)
     parser.add_argument("--model", default="llama-3-8b")
     parser.add_argument("--stats-file", type=Path, default=None)
+    parser.add_argument("--requests-file", type=Path, default=None, help="a line of JSON for each request that ended")
     parser.add_argument("--parent-pid", type=int, default=None, help="end when this process is gone")
     given = parser.parse_args(argv)
     target = urlsplit(given.target)
@@ -300,18 +334,29 @@ def _settings(argv: list[str] | None) -> tuple[LoadSettings, Path | None, int | 
         slo_whole_s=given.slo_whole,
         timeout_whole_s=given.timeout_whole,
     )
-    return settings, given.stats_file, given.parent_pid
+    return settings, _Files(given.stats_file, given.requests_file, given.parent_pid)
 
 
-async def _run(settings: LoadSettings, stats_file: Path | None, parent_pid: int | None) -> int:
+async def _run(settings: LoadSettings, files: _Files) -> int:
+    with contextlib.ExitStack() as stack:
+        try:
+            record = stack.enter_context(files.requests.open("w", buffering=1)) if files.requests is not None else None
+        except OSError as error:
+            print(f"cannot write the requests file {files.requests}: {error}", file=sys.stderr)
+            return 1
+        return await _load(settings, files, record)
+
+
+async def _load(settings: LoadSettings, files: _Files, record: TextIO | None) -> int:
+    stats_file = files.stats
     rate = rate_per_s(settings.mix, settings.rate_per_s)
     stats = LoadStats(rate_per_s=rate, slo_ttft_s=settings.slo_ttft_s, started_unix_s=time.time())
     rows = requests(
         settings.mix, users_per_s=settings.rate_per_s, duration_s=settings.duration_s, seed=settings.seed, caps=settings.caps
     )
-    generator = LoadGenerator(settings, rows, stats)
+    generator = LoadGenerator(settings, rows, stats, record)
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(generator.run()), loop.create_task(until_told(parent_pid))]
+    tasks = [loop.create_task(generator.run()), loop.create_task(until_told(files.parent_pid))]
     if stats_file is not None:
         tasks.append(loop.create_task(_report(stats_file, generator)))
     try:
@@ -335,9 +380,9 @@ async def _run(settings: LoadSettings, stats_file: Path | None, parent_pid: int 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the load. Returns the exit code: 0, 1 when the stats file cannot be written, 2 on wrong usage."""
-    settings, stats_file, parent_pid = _settings(argv)
+    settings, files = _settings(argv)
     with contextlib.suppress(BrokenPipeError):
-        return asyncio.run(_run(settings, stats_file, parent_pid))
+        return asyncio.run(_run(settings, files))
     return 0
 
 

@@ -64,7 +64,7 @@ class LoadStats:
     def __init__(self, *, rate_per_s: float, slo_ttft_s: float, started_unix_s: float) -> None:
         self._rate_per_s = rate_per_s
         self._slo_ttft_s = slo_ttft_s
-        self._started_unix_s = started_unix_s
+        self.started_unix_s = started_unix_s
         self._buckets: deque[Bucket] = deque(maxlen=KEEP_BUCKETS)
         self._totals: Counter[str] = Counter()
         self._error_kinds: Counter[str] = Counter()
@@ -107,8 +107,8 @@ class LoadStats:
         totals["by_source"] = {source: dict(counts) for source, counts in self._by_source.items()}
         totals |= {"ttft_p50": quantile(recent, 0.50), "ttft_p99": quantile(recent, 0.99), "ttft_samples": len(recent)}
         return {
-            "started_unix_s": self._started_unix_s,
-            "updated_unix_s": self._started_unix_s + at_s,
+            "started_unix_s": self.started_unix_s,
+            "updated_unix_s": self.started_unix_s + at_s,
             "done": done,
             "rate_per_s": self._rate_per_s,
             "slo_ttft_s": self._slo_ttft_s,
@@ -125,7 +125,7 @@ class LoadStats:
 
     def _bucket(self, at_s: float) -> Bucket:
         """The bucket of `at_s`; quiet seconds in between are filled in, for a reader must not take them for missing."""
-        second = int(self._started_unix_s + at_s)
+        second = int(self.started_unix_s + at_s)
         if not self._buckets:
             self._buckets.append(Bucket(second))
         first = max(self._buckets[-1].t + 1, second - KEEP_BUCKETS)

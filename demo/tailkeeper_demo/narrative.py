@@ -18,6 +18,10 @@ MOST_RELAPSES = 2
 HINTS = ("growth", "distortion", "zscore")
 """Kinds of findings that are information by their nature, and often open where nothing is wrong."""
 
+PACED = "cooldown"
+"""A refusal that only says "not yet" is no news: policies that steer all the time hear it all the time."""
+IMPOSSIBLE = "not enforceable"
+
 Document = Mapping[str, Any]
 
 
@@ -59,8 +63,14 @@ class Narrator:
     released_at_s: float | None = None
     relapses: int = 0
     """How often it was taken out again after it had been let back in."""
+    shed_level: int = 0
+    """Requests refused at all taps: 0 none, 1 of low priority, 2 all but of high priority."""
     _returned: bool = False
     _told: set[int] = field(default_factory=set)
+    _latest: dict[str, Any] = field(default_factory=dict)
+    """What each knob was last set to: the tap may follow the edge a look later, and is no second act."""
+    _helped: set[str] = field(default_factory=set)
+    """What was done beside moving traffic, in words for the ending."""
 
     @property
     def ended_well(self) -> bool:
@@ -75,16 +85,18 @@ class Narrator:
     def feed(self, seen: Seen) -> list[Event]:
         """The events since the last look."""
         mine = self._mine(seen)
-        events = [*self._found(seen, mine), *self._decided(seen, mine), *self._users(seen), *self._recovery(seen)]
-        return [*events, *self._released(seen, mine)]
+        events = [*self._found(seen, mine), *self._decided(seen, mine), *self._shed(seen), *self._users(seen)]
+        return [*events, *self._recovery(seen), *self._released(seen, mine)]
 
     def ending(self) -> list[str]:
         """How it went, in lines for the box at the end."""
         times = "once more" if self.relapses == 1 else f"{self.relapses} times more"
         again = f", and {times}" if self.relapses else ""
         found, acted = self._after(self.found_at_s), self._after(self.acted_at_s)
+        helped = f"also {', '.join(sorted(self._helped))}" if self._helped else ""
         return [
             f"{self.fault} in {self.victim}: found {found}, acted on {acted}{again}",
+            *([helped] if helped else []),
             f"users had the SLA back {self._after(self.sla_back_at_s)}",
             f"gateway given back: {self._after(self.released_at_s)}",
         ]
@@ -114,33 +126,66 @@ class Narrator:
             yield Event(seen.at_s, "found", f"{self.victim}: {mine[0]['reason'].partition('; read back')[0]}")
 
     def _decided(self, seen: Seen, mine: list[Document]) -> Iterator[Event]:
-        for decision in mine:
-            if decision["id"] in self._told:
-                continue
-            self._told.add(decision["id"])
-            if decision["verdict"] == "applied":
-                yield self._applied(seen, decision)
-            elif decision["verdict"] in ("refused", "failed", "contended", "expired"):
-                yield Event(seen.at_s, decision["verdict"], f"{self.victim} {decision['knob']}: {decision['reason']}")
+        new = [d for d in mine if d["id"] not in self._told and d["knob"] != "degrade_level"]
+        self._told |= {d["id"] for d in new}
+        for decision, places in _together(new):
+            verdict, reason = decision["verdict"], decision["reason"]
+            before = self._latest.get(decision["knob"])
+            if verdict in ("applied", "released", "expired"):
+                self._latest[decision["knob"]] = decision["to"]
+            if verdict == "applied" and _is_less(decision) and before != decision["to"]:
+                yield self._applied(seen, decision, places)
+            elif verdict == "refused" and reason.startswith(IMPOSSIBLE):
+                wanted = f"{self.victim}: {decision['knob']} {decision['to']} wanted"
+                yield Event(seen.at_s, "noted", f"{wanted}; no gateway of this demo can do it")
+            elif verdict in ("refused", "failed", "contended", "expired") and not reason.startswith(PACED):
+                yield Event(seen.at_s, verdict, f"{self.victim} {decision['knob']}: {reason.partition('; wanted because')[0]}")
 
-    def _applied(self, seen: Seen, decision: Document) -> Event:
-        to = decision["to"]
-        if decision["policy"] == "return":
+    def _applied(self, seen: Seen, decision: Document, places: int) -> Event:
+        knob, to = decision["knob"], decision["to"]
+        if knob in _AT_THE_TAP:
+            return self._at_the_tap(seen, decision)
+        if _is_return(decision):
             self._returned = True
             return Event(seen.at_s, "return", f"{self.victim} back in, at {to:.0%} of its weight")
+        self._acted(seen, decision)
+        others = [b for b in seen.fleet["backends"] if b["backend"] != self.victim]
+        is_out = to == "drain" or (isinstance(to, float) and to < 0.5)
+        out = is_out + sum(1 for b in others if b["actual"]["admission"] == "drain" or (b["actual"]["weight"] or 0) < 0.5)
+        what = "drained" if to == "drain" else f"at {to:.0%} of its weight" if isinstance(to, float) else f"{knob} {to}"
+        where = f"at edge ({self.gateway}){' and at its tap' if places > 1 else ''}"
+        text = (
+            f"{self.victim} {what} {where}, lease {_lease_s(decision)} s, {out} of {len(seen.fleet['backends'])} out, read back"
+        )
+        return Event(seen.at_s, "acted", text)
+
+    def _acted(self, seen: Seen, decision: Document) -> None:
         if self.acted_at_s is None:
             self.acted_at_s, self.acted_unix_s = seen.at_s, decision["time"]
-        elif self._returned and to == "drain":
+        elif self._returned and decision["to"] == "drain":
             self._relapse(decision)
-        others = [b for b in seen.fleet["backends"] if b["backend"] != self.victim]
-        out = 1 + sum(1 for b in others if b["actual"]["admission"] == "drain" or (b["actual"]["weight"] or 0) < 0.5)
-        lease = round((decision["lease_expires"] or 0) - decision["time"])
-        what = (
-            "drained" if to == "drain" else f"at {to:.0%} of its weight" if isinstance(to, float) else f"{decision['knob']} {to}"
-        )
-        of = len(seen.fleet["backends"])
-        text = f"{self.victim} {what} at edge ({self.gateway}), lease {lease} s, {out} of {of} out, read back"
-        return Event(seen.at_s, "acted", text)
+
+    def _at_the_tap(self, seen: Seen, decision: Document) -> Event:
+        self._acted(seen, decision)
+        word, helped, text = _AT_THE_TAP[decision["knob"]]
+        self._helped.add(helped)
+        told = text.format(victim=self.victim, to=decision["to"])
+        return Event(seen.at_s, word, f"{told}, lease {_lease_s(decision)} s, read back")
+
+    def _shed(self, seen: Seen) -> Iterator[Event]:
+        """A pool's shedding is told once, not for each of its taps."""
+        of_the_pool = [d for d in seen.decisions if d["knob"] == "degrade_level" and d["time"] >= self.injected_unix_s]
+        latest = next((d for d in of_the_pool if d["verdict"] in ("applied", "released", "expired")), None)
+        level = self.shed_level if latest is None else int(latest["to"])
+        if latest is None or level == self.shed_level:
+            return
+        self.shed_level = level
+        if level:
+            self._helped.add("shed")
+            whom = "requests of low priority" if level == 1 else "all requests but those of high priority"
+            yield Event(seen.at_s, "shed", f"{whom} are refused for now: {latest['reason'].partition('; read back')[0]}")
+        else:
+            yield Event(seen.at_s, "restored", "requests of every priority are taken again")
 
     def _relapse(self, decision: Document) -> None:
         """Out again: whatever had come back must come back once more."""
@@ -162,7 +207,8 @@ class Narrator:
         bad = [b for b in since if b["missed_slo"]]
         worst, _ = within(bad) if bad else (1.0, 0)
         now = max((b["ttft_p99"] for b in lately if b["ttft_p99"] is not None), default=None)
-        wait = "" if now is None else f", first token within {_seconds(now)} now"
+        # A first token that comes only now may be of a request that was missed long before: no word about those that are well.
+        wait = "" if now is None or now > seen.load.get("slo_ttft_s", now) else f", first token within {_seconds(now)} now"
         yield Event(seen.at_s, "users", f"requests within SLA {worst:.0%} in the bad seconds → {share:.1%}{wait}")
 
     def _recovery(self, seen: Seen) -> Iterator[Event]:
@@ -190,6 +236,38 @@ class Narrator:
         if released and not in_force:
             self.released_at_s = seen.at_s
             yield Event(seen.at_s, "released", "weights are back at their prior values; nothing of ours is left")
+
+
+_AT_THE_TAP: Mapping[str, tuple[str, str, str]] = {
+    "concurrency_limit": ("limited", "limited", "{victim} gets {to:.0f} requests at once at most, others wait at its tap"),
+    "cache_mode": ("cached", "answered from a cache", "{victim}: its tap answers repeated requests from its cache ({to})"),
+}
+"""By knob: the word of the event, the word of the ending, and the sentence."""
+
+
+def _together(decisions: list[Document]) -> Iterator[tuple[Document, int]]:
+    """Decisions of one look, with at how many gateways: what is done at the edge is often done at the tap, too."""
+    places: dict[tuple[str, str, str], list[Document]] = {}
+    for d in decisions:
+        places.setdefault((d["knob"], str(d["to"]), d["verdict"]), []).append(d)
+    for same in places.values():
+        yield same[0], len(same)
+
+
+def _is_return(decision: Document) -> bool:
+    return bool(decision["policy"] == "return" or decision["reason"].startswith("returning"))
+
+
+def _is_less(decision: Document) -> bool:
+    """Whether it takes something away, or is a step of a return: a policy that steers up a little is no news."""
+    before, to = decision.get("from"), decision["to"]
+    steered_up = decision["knob"] in ("weight", "concurrency_limit") and isinstance(before, float) and 0 < before < to
+    return _is_return(decision) or not steered_up
+
+
+def _lease_s(decision: Document) -> int:
+    expires, now = decision["lease_expires"], decision["time"]
+    return 0 if expires is None else round(float(expires) - float(now))
 
 
 def within(buckets: list[Document]) -> tuple[float, int]:

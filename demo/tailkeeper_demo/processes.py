@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,11 +19,18 @@ class ProcessEndedError(RuntimeError):
     """A part of the demo ended by itself. The message has the end of its log."""
 
 
+_PORTS = range(15_000, 32_000)
+"""Below those that systems give to outgoing connections: one of these would not stay free until its program listens."""
+_TRIES = 50
+
+
 def free_port() -> int:
     """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in (*random.sample(_PORTS, _TRIES), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no loopback port is free")
 
 
 class Processes:

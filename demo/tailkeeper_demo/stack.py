@@ -21,12 +21,15 @@ import httpx
 import yaml
 
 from tailkeeper_demo.mix import Mix
+from tailkeeper_demo.policy_modes import ENFORCED, Policies
 from tailkeeper_demo.processes import Processes, free_port
 
 ENGINES = 4
 REQUESTS_PER_S = 10.0
 SLO_TTFT_S = 1.2
 MODEL = "llama-3-8b"
+TAPS = "taps"
+"""The taps as a gateway: what the edge cannot do, limit, shed and answer from a cache, is turned there."""
 START_DEADLINE_S = 30.0
 
 
@@ -47,7 +50,13 @@ class Addresses:
 
 
 def start(
-    processes: Processes, folder: Path, console_port: int, seed: int, rules: Mapping[str, str], mix: Mix = Mix.ONLINE
+    processes: Processes,
+    folder: Path,
+    console_port: int,
+    seed: int,
+    rules: Mapping[str, str],
+    mix: Mix = Mix.ONLINE,
+    policies: Policies = ENFORCED,
 ) -> Addresses:
     """Start everything and wait until each part answers. ``rules`` are Prometheus rule files by name."""
     admin, engines = _start_fleet(processes, folder, seed)
@@ -56,6 +65,7 @@ def start(
     alertmanager = _start_alertmanager(processes, folder, console_port)
     exporter_port = free_port()
     config = _configuration(folder, engines, gateway, server_prefix, exporter_port, console_port, alertmanager)
+    config["policies"] = {name: dict(given) for name, given in policies.items()}
     if mix is not Mix.ONLINE:
         config["watchdog"]["baselines"] = None  # It knows users' traffic alone, and would take a batch's long prompts for drift.
     (folder / "tailkeeper.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -170,11 +180,14 @@ def _configuration(
                 "url": e["url"],
                 "tap": {"listen": e["tap"]},
                 "gpus": [e["gpu_uuid"]],
-                "gateway": {"name": gateway["name"], "server": f"{server_prefix}{e['name']}"},
+                "gateway": [
+                    {"name": gateway["name"], "server": f"{server_prefix}{e['name']}"},
+                    {"name": TAPS, "server": e["name"]},
+                ],
             }
             for e in engines
         ],
-        "gateways": [gateway],
+        "gateways": [gateway, {"name": TAPS, "kind": "tap"}],
         "exporter": {
             "listen": f"127.0.0.1:{exporter_port}",
             "scrape_interval_s": 0.5,
@@ -188,7 +201,6 @@ def _configuration(
             "baselines": str(resources.files("tailkeeper_demo") / "baselines.json"),
             "alertmanager": {"url": alertmanager},
         },
-        "policies": {"gpu_health_gate": {"mode": "enforce", "params": {"breaker_open_s": 15, "breaker_trial_requests": 5}}},
         "guards": {"cooldown_s": 5, "return_ramp_s": 8, "lease_s": 60},
     }
 
@@ -250,6 +262,7 @@ def _start_prometheus(
 def _start_load(processes: Processes, folder: Path, target: str, seed: int, mix: Mix) -> None:
     stats = folder / "load.json"
     command = [sys.executable, "-m", "tailkeeper_demo.load", "--target", target, "--rate", str(REQUESTS_PER_S)]
-    rest = ["--seed", str(seed), "--stats-file", str(stats), "--slo-ttft", str(SLO_TTFT_S), "--parent-pid", str(os.getpid())]
+    files = ["--stats-file", str(stats), "--requests-file", str(folder / "requests.jsonl")]
+    rest = ["--seed", str(seed), *files, "--slo-ttft", str(SLO_TTFT_S), "--parent-pid", str(os.getpid())]
     processes.start("load", [*command, "--mix", mix, *rest])
     processes.wait_for("the load", stats.exists, START_DEADLINE_S)

@@ -128,7 +128,7 @@ def _ending(n: Narrator, load: Mapping[str, Any], addresses: Addresses, mix: Mix
     whole = "" if mix is Mix.ONLINE else f", batches the whole answer within {SLO_WHOLE_S:.0f} s"
     lines = [
         *n.ending(),
-        f"users: {missed} of {judged} requests since the fault missed the first token within {SLO_TTFT_S} s{whole}",
+        f"users: {missed} of {judged} requests since then had no first token within {SLO_TTFT_S} s{whole}",
         f"console {addresses.console} while the demo runs",
     ]
     return ("it ended well" if n.ended_well else "it did not end well"), lines, n.ended_well

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -209,3 +210,22 @@ def test_wrong_usage_ends_with_exit_code_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+async def test_every_request_leaves_a_line_of_what_its_user_saw() -> None:
+    def answer(_: Request, reply: Reply) -> None:
+        reply.start(200, "text/event-stream")
+        reply.write((EVENT % "x" + DONE).encode())
+        reply.end()
+
+    record = io.StringIO()
+    async with serving(answer) as port:
+        settings = settings_for(port)
+        stats = LoadStats(rate_per_s=100, slo_ttft_s=settings.slo_ttft_s, started_unix_s=1000.0)
+        await asyncio.wait_for(LoadGenerator(settings, rows(3), stats, record).run(), 10)
+    seen = [json.loads(line) for line in record.getvalue().splitlines()]
+    assert [line["outcome"] for line in seen] == ["ok"] * 3
+    for line in seen:
+        assert 1000.0 <= line["start_s"] <= line["judged_s"] <= line["end_s"] < 1010.0
+        assert line["within"] is True
+        assert line["ttft_s"] == pytest.approx(line["judged_s"] - line["start_s"], abs=0.05)

@@ -23,10 +23,20 @@ class Demo:
     wanted: str = "serve"
     leases: int = 0
 
-    def decide(self, at_s: float, to: object, verdict: str = "applied", policy: str = "gpu_health_gate") -> None:
+    def decide(
+        self,
+        at_s: float,
+        to: object,
+        verdict: str = "applied",
+        policy: str = "gpu_health_gate",
+        *,
+        knob: str = "admission",
+        reason: str = "hung; read back",
+        before: object = None,
+    ) -> None:
         self.decisions.insert(0, {
-            "id": len(self.decisions) + 1, "backend": "sim-b", "time": START + at_s, "to": to, "verdict": verdict,
-            "policy": policy, "knob": "admission", "reason": "hung; read back", "lease_expires": START + at_s + 60,
+            "id": len(self.decisions) + 1, "backend": "sim-b", "time": START + at_s, "from": before, "to": to,
+            "verdict": verdict, "policy": policy, "knob": knob, "reason": reason, "lease_expires": START + at_s + 60,
         })  # fmt: skip
 
     def find(self, kind: str, at_s: float) -> None:
@@ -152,3 +162,52 @@ def test_a_blind_engine_nobody_tells_of_or_whose_users_suffer_did_not_end_well()
     hurt.findings, hurt.missed = [], {6: 9}
     hurt.look(30)
     assert not hurt.narrator.ended_well
+
+
+def test_what_is_done_at_edge_and_tap_is_one_act_and_what_the_taps_do_beside_it_has_words_of_its_own() -> None:
+    d = demo("oom")
+    d.state, d.wanted, d.leases = "busy", "drain", 4
+    d.decide(4, "drain")
+    d.decide(4, "drain")
+    d.decide(4, 8.0, policy="adaptive_batch_window", knob="concurrency_limit")
+    d.decide(4, "local", policy="cache_offload", knob="cache_mode")
+    d.decide(4, 1.0, policy="slo_guardian", knob="degrade_level")
+    d.decide(4, "oom-risk=level1", "refused", "memory_breaker", knob="annotation", reason="not enforceable: no gateway")
+    d.decide(4, 0.3, "refused", "token_rate_weighting", knob="weight", reason="cooldown: changed a moment ago")
+    assert d.look(4) == ["found", "acted", "limited", "cached", "noted", "shed"]
+    assert d.look(5) == [], "each is told once"
+    d.decide(6, 12.0, policy="adaptive_batch_window", knob="concurrency_limit", before=8.0)
+    d.decide(6, 0.0, "released", "slo_guardian", knob="degrade_level")
+    assert d.look(6) == ["restored"], "a limit that is let out is no news"
+    assert "also answered from a cache, limited, shed" in d.narrator.ending()
+
+
+def test_the_tap_that_follows_the_edge_a_look_later_is_no_second_act() -> None:
+    d = demo()
+    assert drained(d, 5) == ["found", "acted"]
+    d.decide(5.2, "drain")
+    assert d.look(5.5) == []
+    d.decide(20, "serve", "released")
+    d.look(20)
+    d.decide(25, "drain")
+    assert "acted" in d.look(25)
+
+
+def test_shedding_in_a_pool_is_no_action_on_a_blind_engine() -> None:
+    d = demo("blind")
+    d.find("telemetry_lost", 4)
+    d.decide(5, 1.0, policy="slo_guardian", knob="degrade_level")
+    d.look(5)
+    d.findings = []
+    d.look(30)
+    assert d.narrator.ended_well
+
+
+def test_a_weight_that_comes_back_under_its_own_policy_is_a_return() -> None:
+    d = demo("slow")
+    d.decide(5, 0.2, policy="token_rate_weighting", knob="weight", before=1.0)
+    assert d.look(5) == ["found", "acted"]
+    d.decide(20, 0.25, policy="token_rate_weighting", knob="weight", before=0.2, reason="returning at 25%; read back")
+    d.decide(21, 0.4, policy="token_rate_weighting", knob="weight", before=0.25)
+    assert "return" in d.look(21)
+    assert d.narrator.relapses == 0
