@@ -44,9 +44,13 @@ def spread(values: Mapping[float, float]) -> Histogram:
     return Histogram(BOUNDS, counts, sum(at * n for at, n in values.items()))
 
 
-def window(seconds: float = 60.0, *, ok: float | None = None, errors: float = 0.0, **parts: Any) -> Window:
+def window(
+    seconds: float = 60.0, *, ok: float | None = None, errors: float = 0.0, rejected: float | None = None, **parts: Any
+) -> Window:
     """What happened in so many seconds: counters as increases, histograms as mappings from seconds to observations."""
     counters: dict[str, float] = {} if ok is None else {OUTCOME_SLOT["ok"]: ok, OUTCOME_SLOT["error"]: errors}
+    if rejected is not None:
+        counters[OUTCOME_SLOT["rejected"]] = rejected
     histograms: dict[str, Histogram] = {}
     for key, value in parts.items():
         name = getattr(catalog, key.upper()).name

@@ -57,6 +57,13 @@ def test_too_few_requests_break_no_promise(quiet: Window | None) -> None:
     assert Pool().tick(0.5, quiet) == {}
 
 
+def test_what_it_sheds_is_not_what_it_sheds_for() -> None:
+    shedding = window(10.0, ok=100, rejected=50, ttft={0.2: 100})
+    pool = Pool()
+    pool.tick(10, SLOW)
+    assert [bool(pool.tick(10, shedding)) for _ in range(5)][-1] is False
+
+
 def test_shedding_goes_further_only_when_asked_and_only_where_it_lasts() -> None:
     pool = Pool()
     assert [pool.tick(10, SLOW)["a", Knob.DEGRADE_LEVEL] for _ in range(6)] == [1.0] * 6

@@ -1,16 +1,17 @@
 """Watch over a pool's promise as a whole: shed first, scale next, restore step by step.
 
-* Degrade: the pool's P99 of the first token over 800 ms, or more than 0.5 % of its requests failing, in the last 10 s: at the
-  next tick every backend's tap refuses requests of low priority (degrade level 1). Where that lasts another 20 s the next level
-  follows, up to ``max_level``; level 2 refuses everything but high priority, so it has to be asked for.
+* Degrade: the pool's P99 of the first token over 800 ms, or more than 0.5 % of its requests failing in the last 10 s (those
+  refused are not counted, for this policy has some refused itself): at the next tick every backend's tap refuses requests of low
+  priority (degrade level 1). Where that lasts another 20 s the next level follows, up to ``max_level``; level 2 refuses everything
+  but high priority, so it has to be asked for.
 * Scale: more than 2.1 × the usual number of requests in the pool for 15 s asks for as many more replicas, at most twice as many.
 * Rebalance: P99 between tokens over 35 ms with memory pressure above 85 % sheds; fewer than 1,000 tokens a second with memory
   below 70 % and requests waiting scales; else it waits.
 * Restore: after three good periods of 10 s in a row one step each period, so that all is back within two minutes.
 
 The usual number of requests is a mean over an hour of good times, and is used once ten minutes of it are known. A pool of
-which nothing is heard stays as it is. What was left in a backend that is drained, or was in
-those 10 s, ends late and sheds nothing at the others.
+which nothing is heard stays as it is. What was left in a backend that is drained, or was in those 10 s, ends late and sheds
+nothing at the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tailkeeper_exporter.readings import Histogram, bucket_quantile
 from tailkeeper_exporter.settings import Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
-from tailkeeper_watchdog.window import SIGNAL_HISTOGRAM, Window
+from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Window
 
 NAME = "slo_guardian"
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -135,8 +136,9 @@ def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[Backend]]:
 def look(fresh: list[BackendObservation], situation: Situation, params: SloGuardianParams) -> Look:
     """The pool as its users see it: one distribution over all of its backends."""
     windows = [w for seen in fresh if (w := situation.recent.get(seen.backend)) is not None]
-    finished = [f for w in windows if (f := w.finished) is not None]
-    total, failed = sum(t for t, _ in finished), sum(f for _, f in finished)
+    # Without those that were refused: what this policy sheds must not be what it sheds for.
+    ok, failed = (sum(w.increase(OUTCOME_SLOT[outcome]) or 0.0 for w in windows) for outcome in ("ok", "error"))
+    total = ok + failed
     running, waiting = (_sum(fresh, metric.name) for metric in (catalog.RUNNING, catalog.WAITING))
     pressures = [p for seen in fresh if (p := seen.value(catalog.VRAM_PRESSURE.name)) is not None]
     rates = [r for w in windows if (r := w.rate(catalog.GENERATED_TOKENS.name)) is not None]
