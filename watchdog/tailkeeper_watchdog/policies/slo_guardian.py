@@ -2,8 +2,8 @@
 
 * Degrade: the pool's P99 of the first token over 800 ms, or more than 0.5 % of its requests failing in the last 10 s (those
   refused are not counted, for this policy has some refused itself): at the next tick every backend's tap refuses requests of low
-  priority (degrade level 1). Where that lasts another 20 s the next level follows, up to ``max_level``; level 2 refuses everything
-  but high priority, so it has to be asked for.
+  priority (degrade level 1). Where that lasts another 20 s the next level follows, up to ``max_level``; level 2 refuses
+  everything but high priority, so it has to be asked for.
 * Scale: more than 2.1 × the usual number of requests in the pool for 15 s asks for as many more replicas, at most twice as many.
 * Rebalance: P99 between tokens over 35 ms with memory pressure above 85 % sheds; fewer than 1,000 tokens a second with memory
   below 70 % and requests waiting scales; else it waits.
