@@ -73,6 +73,10 @@ class Config(Settings):
     def gateway_kinds(self) -> dict[str, str]:
         return {gateway.name: gateway.kind for gateway in self.gateways}
 
+    def listening_at(self, address: str) -> Config:
+        """The same with another address of the watchdog."""
+        return self.model_copy(update={"watchdog": self.watchdog.model_copy(update={"listen": address})})
+
     def compose(self, found: Found) -> WatchedBackend:
         """The settings of a found backend. Raises ValueError with a sentence."""
         return compose(found, self.defaults, self.gateway_kinds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tailkeeper.config import Config
 
@@ -29,9 +30,18 @@ def support_table(config: Config) -> str:
         for backend in config.backends:
             gateways = [actuators[ref.name] for ref in backend.gateway]
             row = support_row(modes[policy.name], {knob: support_of(knob, gateways) for knob in policy.knobs})
-            rows.append((policy.name, backend.name, row["actuation"].replace("_", " "), row["why"]))
+            rows += support_lines(policy.name, backend.name, row)
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join("  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in rows)
+
+
+def support_lines(policy: str, backend: str, row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The line of a policy at a backend; where it goes in part, a line for each of its knobs below."""
+    here = [(policy, backend, row["actuation"], row["why"])]
+    reaches = {name: (knob["actuation"], knob["why"]) for name, knob in row["knobs"].items()}
+    if len({reach for reach, _ in reaches.values()}) > 1:
+        here += [(f"  {name}", backend, reach, why) for name, (reach, why) in reaches.items()]
+    return [(name, where, reach.replace("_", " "), why) for name, where, reach, why in here]
 
 
 def found_now(config: Config) -> list[str]:

@@ -13,10 +13,11 @@ from math import inf
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Reading, present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState, Support
+from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
@@ -125,8 +126,11 @@ class World:
         zones: Mapping[str, str] | None = None,
         stale_after_s: float = 3.0,
         policies: Mapping[str, PolicySetting] | None = None,
+        servers: Mapping[str, str] | None = None,
     ) -> None:
-        """``policies`` run beside the gate, which runs in ``mode`` unless they hold it too."""
+        """``policies`` run beside the gate, which runs in ``mode`` unless they hold it too. ``servers`` are the backends' names
+        at the gateway, their own unless given."""
+        self._servers = dict(servers or {})
         self._policies = dict(policies or {})
         self.clock = Clock()
         self.gateway = FakeGateway(names)
@@ -136,6 +140,9 @@ class World:
         self._guards = guards or GuardsSettings(cooldown_s=5, return_ramp_s=6, lease_s=60)
         self._zones = dict(zones or {})
         self.pool = "llm"
+        self.leadership: Leadership | None = None
+        self.actuators: dict[str, Actuator] = {"edge": self.gateway}
+        """Gateways by name; those that are taken out here are out of the configuration from the next start on."""
         self.start()
 
     def reconfigure(self, names: tuple[str, ...]) -> None:
@@ -154,7 +161,7 @@ class World:
             Parts(
                 fleet=lambda: self.backends,
                 source=self,
-                reconciler=Reconciler({"edge": self.gateway}, self.ledger, log, self._guards.lease_s, self.clock.wall),
+                reconciler=Reconciler(dict(self.actuators), self.ledger, log, self._guards.lease_s, self.clock.wall),
                 ledger=self.ledger,
                 decisions=log,
                 switches=self.switches,
@@ -167,6 +174,7 @@ class World:
                 weighing=Weighing(self.ledger, WEIGHTS, self.clock.wall),
                 guards=self._guards,
                 tick_s=TICK_S,
+                leadership=self.leadership,
                 monotonic=self.clock.monotonic,
                 wall=self.clock.wall,
             )
@@ -175,7 +183,7 @@ class World:
     def backend(self, name: str, server: str = "", url: str = "") -> Backend:
         """A backend as the configuration would have it, at the server of its own name unless another is given."""
         labels = {"az": self._zones[name]} if name in self._zones else {}
-        return Backend(name, "m", (Target("edge", server or name, self.pool),), labels, url)
+        return Backend(name, "m", (Target("edge", server or self._servers.get(name, name), self.pool),), labels, url)
 
     def find(self, *names: str) -> None:
         """From the next tick on the fleet is these, whatever the gateway knows; those that stay are the same ones."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tailkeeper.support import support_lines
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
+from tailkeeper_watchdog.api.documents import support_row
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
-from tailkeeper_watchdog.model import Backend, Knob, Target
+from tailkeeper_watchdog.model import Backend, Knob, Mode, Target
 from tailkeeper_watchdog.reconcile import GatewayReport, Reconciler
 from tests.scenario.world import FakeGateway
 
@@ -45,3 +47,25 @@ def test_where_nothing_is_missing_the_table_stays_the_very_same(tmp_path: Path) 
     support = able.support(BACKENDS)
 
     assert able.found_out(support, BACKENDS, GatewayReport({EDGE: ServerState({})}, {})) is support
+
+
+def test_a_policy_that_goes_in_part_says_so_for_each_of_its_knobs() -> None:
+    answers = {Knob.ADMISSION: Support(True), Knob.TAINT: Support(False, "no taints here")}
+    row = support_row(Mode.ENFORCE, answers)
+
+    assert (row["actuation"], row["why"]) == ("enforced", "taint not: no taints here")
+    assert row["knobs"] == {
+        "admission": {"actuation": "enforced", "why": ""},
+        "taint": {"actuation": "not_enforceable", "why": "no taints here"},
+    }
+    assert support_lines("memory_breaker", "a", row) == [
+        ("memory_breaker", "a", "enforced", "taint not: no taints here"),
+        ("  admission", "a", "enforced", ""),
+        ("  taint", "a", "not enforceable", "no taints here"),
+    ]
+
+
+def test_a_policy_that_goes_altogether_or_not_at_all_is_one_line() -> None:
+    for answer in (Support(True), Support(False, "no gateway")):
+        row = support_row(Mode.OBSERVE, dict.fromkeys((Knob.ADMISSION, Knob.WEIGHT), answer))
+        assert len(support_lines("gpu_health_gate", "a", row)) == 1

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import requests
-import uvicorn
 from prometheus_api_client import PrometheusConnect
 
 from tailkeeper_exporter.change_rights import read_token
-from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
 from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import TickDurations
@@ -29,6 +26,7 @@ from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import block_e
 from tailkeeper_watchdog.insights import Insights
+from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
@@ -161,10 +159,19 @@ class Tidying:
 
 
 class Watchdog:
-    """A built watchdog: ``run`` it, or use ``loop`` and ``asgi`` directly. ``found`` is asked once a tick for the backends
-    that are watched beside the configured ones; whatever finds them runs elsewhere. ``weights_file`` is followed meanwhile."""
+    """A built watchdog, to be kept ``running``. ``found`` is asked once a tick for the backends that are watched beside the
+    configured ones; whatever finds them runs elsewhere. ``weights_file`` is followed meanwhile.
 
-    def __init__(self, config: Configuration, found: Found | None = None, weights_file: WeightsFile | None = None) -> None:
+    Build it only while leading: it takes up what the last leader has left behind, and goes on writing it.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        found: Found | None = None,
+        weights_file: WeightsFile | None = None,
+        leadership: Leadership | None = None,
+    ) -> None:
         provider = _Listed(config.backends, found)
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
@@ -192,6 +199,7 @@ class Watchdog:
                 weighing=self.weighing,
                 guards=config.guards,
                 tick_s=config.watchdog.tick_s,
+                leadership=leadership,
                 memory=Memory(detectors={block_e.DETECTOR.name: learned}),
                 rest=Tidying(),
             ),
@@ -204,6 +212,7 @@ class Watchdog:
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
         tick_s = config.watchdog.tick_s
         api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
+        self._api = api
         self.asgi = Gate(api, token)
 
     def _after_tick(self, record: TickRecord) -> None:
@@ -219,27 +228,12 @@ class Watchdog:
             self._notifier.offer(alerts, fleet.names)
         self.insights.note(record)
 
-    async def run(self, listen: str | None = None) -> None:
-        """Serve and tick until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that needs no network.
-
-        Raises OSError where it cannot listen.
-        """
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Ticks, and does what is done beside the ticks; all of it has ended and is closed when this is left."""
         few_collections()
-        config = uvicorn.Config(
-            self.asgi,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=2,
-        )
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.switches.pause, "paused by SIGUSR1")
-        with bind(listen or self._config.watchdog.listen, "watchdog.listen") as listening:
-            server = Server(config)
-            end_on_signals(server)
-            async with self._background(stop):
-                await server.serve(sockets=[listening])
+        async with self._api.router.lifespan_context(self._api), self._background(asyncio.Event()):
+            yield
 
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:

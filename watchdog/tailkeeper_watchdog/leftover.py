@@ -2,17 +2,16 @@
 
 Nobody watches that server now, so nothing may be kept from it. Its prior value is given back once its backend has been
 gone for the cooldown (a listing that flickers must not send traffic to what was drained), at the latest when the lease
-runs out. Where the gateway does not know the server either, there is nothing to give back, and the lease ends there.
+runs out. Where the gateway does not know the server either, or is configured no more, the lease ends there, and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.fleet import GONE, Fleet, server_of
-from tailkeeper_watchdog.model import Knob, KnobValue, Lease, Target
+from tailkeeper_watchdog.giving_back import Reach, nothing_left
+from tailkeeper_watchdog.model import Knob, KnobValue, Lease
 from tailkeeper_watchdog.plan import CLOCK_SLACK_S, Change, ChangeKind, as_found, same
 from tailkeeper_watchdog.settings import GuardsSettings
 
@@ -23,9 +22,7 @@ class LeftoverInput:
 
     fleet: Fleet
     leases: tuple[Lease, ...]
-    servers: Mapping[Target, ServerState]
-    silent: frozenset[str]
-    """Gateways that could not be read at this tick."""
+    reach: Reach
     settings: GuardsSettings
     now: float
     time_unix_s: float
@@ -33,18 +30,23 @@ class LeftoverInput:
 
 
 def leftovers(given: LeftoverInput) -> tuple[Change, ...]:
-    """The changes for leases on servers that nobody owns; weights first, so that traffic finds its door last."""
+    """The changes for leases on servers that nobody owns or no gateway knows; weights first: traffic finds its door last."""
     ordered = sorted(given.leases, key=lambda lease: lease.knob is Knob.ADMISSION)
+    ordered = [lease for lease in ordered if not given.fleet.owns(lease) or _unreadable(lease, given)]
     return tuple(change for lease in ordered if (change := _one(lease, given)) is not None)
 
 
+def _unreadable(lease: Lease, given: LeftoverInput) -> bool:
+    """What the plan leaves alone: it works with what the gateways tell."""
+    server = given.reach.servers.get(lease.target)
+    return server is None or lease.knob not in server.values
+
+
 def _one(lease: Lease, given: LeftoverInput) -> Change | None:
-    server = given.servers.get(lease.target)
-    if server is None:
-        return _without_server(lease, given)
-    actual = server.values.get(lease.knob)
+    server = given.reach.servers.get(lease.target)
+    actual = None if server is None else server.values.get(lease.knob)
     if actual is None:
-        return None  # unknown: it cannot be said whether what is there is ours
+        return _not_to_be_read(lease, given)
     lease = as_found(lease, actual)
     if same(lease.knob, actual, lease.prior):
         return _change(ChangeKind.RELEASE, lease, f"{_why(lease, given)}; already back at its prior value", actual)
@@ -68,14 +70,17 @@ def _still_ours(lease: Lease, given: LeftoverInput, actual: KnobValue) -> Change
     return None
 
 
-def _without_server(lease: Lease, given: LeftoverInput) -> Change | None:
-    """A gateway that answered and left the server out knows no such server; one that did not answer says nothing."""
-    gateway = lease.target.gateway
-    due = given.time_unix_s >= lease.expires_unix_s or _gone_long_enough(lease, given)
-    if gateway in given.silent or not due:
+def _not_to_be_read(lease: Lease, given: LeftoverInput) -> Change | None:
+    """A gateway that answered and left the server out knows no such server; one that did not answer says nothing.
+
+    A gateway that is configured no more may still be there with our change in it, so its leases are kept to their end.
+    """
+    why = nothing_left(lease, given.reach)
+    ran_out = given.time_unix_s >= lease.expires_unix_s
+    early = lease.target.gateway not in given.reach.gone and _gone_long_enough(lease, given)
+    if why is None or not (ran_out or early) or lease.backend in given.held:
         return None
-    reason = f"{_why(lease, given)}, and gateway {gateway} knows no server {lease.target.server}: nothing is left to give back"
-    return _change(ChangeKind.LOST, lease, reason, None)
+    return _change(ChangeKind.LOST, lease, f"{_why(lease, given)}, and {why}", None)
 
 
 def _gone_long_enough(lease: Lease, given: LeftoverInput) -> bool:
@@ -84,6 +89,8 @@ def _gone_long_enough(lease: Lease, given: LeftoverInput) -> bool:
 
 
 def _why(lease: Lease, given: LeftoverInput) -> str:
+    if given.fleet.owns(lease):
+        return "the lease ran out"
     if lease.backend in given.fleet.names:
         return f"{lease.backend} is not at server {lease.target.server} any more"
     return GONE

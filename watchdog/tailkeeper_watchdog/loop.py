@@ -24,6 +24,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext, takes_out
+from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
 from tailkeeper_watchdog.model import (
@@ -56,6 +57,8 @@ log = structlog.get_logger("tailkeeper.watchdog")
 COLLECT_DEADLINE_S = 2.0
 ACT_DEADLINE_S = 2.0
 """For one call at one gateway. A gateway that needs longer is not one to switch traffic with."""
+LEAD_DEADLINE_S = 3.0
+"""For saying who leads. Until it is said, nobody acts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Parts:
     tick_s: float
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+    leadership: Leadership | None = None
+    """Asked before anything is done; None where nobody else can be there."""
     memory: Memory = field(default_factory=Memory)
     """What is remembered from before the start."""
     rest: Callable[[], None] = lambda: None
@@ -169,6 +174,7 @@ class Loop:
         parts = self.parts
         rules = replace(parts.rules, weights=parts.weighing.in_force)
         self._follow(started)
+        await self._ask_who_leads()
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
@@ -190,6 +196,20 @@ class Loop:
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
         self._attribute(collected, decisions, situation)
         return self._record(started, situation, desired, verdicts, decisions)
+
+    async def _ask_who_leads(self) -> str | None:
+        """None where we may act; the switches know it from now on, and with them everything that asks them."""
+        self.parts.switches.standing_by = await self._not_leading()
+        return self.parts.switches.standing_by
+
+    async def _not_leading(self) -> str | None:
+        if self.parts.leadership is None:
+            return None
+        try:
+            async with asyncio.timeout(LEAD_DEADLINE_S):
+                return await self.parts.leadership.try_lead()
+        except Exception as error:  # whatever asks for it: not to know who leads is not to lead
+            return f"it cannot be said who leads: {_in_words(error)}"
 
     def _given(
         self, started: float, snapshot: FleetSnapshot, collected: Collected, leases: tuple[Lease, ...], rules: Rules
@@ -335,15 +355,13 @@ class Loop:
         return replace(memory, returning=returning), self._backoff.ready(changes, situation.snapshot.now)
 
     def _leftovers(self, snapshot: FleetSnapshot, leases: tuple[Lease, ...], held: frozenset[str]) -> tuple[Change, ...]:
-        nobodys = tuple(lease for lease in leases if not self.fleet.owns(lease))
-        if not nobodys:
+        if not leases:
             return ()
         return leftovers(
             LeftoverInput(
                 self.fleet,
-                nobodys,
-                self.report.servers,
-                frozenset(self.report.errors),
+                leases,
+                self.report.reach,
                 self.parts.guards,
                 snapshot.now,
                 snapshot.time_unix_s,
@@ -352,6 +370,8 @@ class Loop:
         )
 
     async def _act(self, changes: tuple[Change, ...], given: TickInputs) -> Executed:
+        if changes and await self._ask_who_leads() is not None:
+            changes = ()  # not even giving back: whoever leads now sees to it
         executed = await self.parts.reconciler.execute(changes, self._tick, ACT_DEADLINE_S)
         now, wall = self.parts.monotonic(), self.parts.wall()
         self.inputs = replace(given, executed=executed, acted=now, acted_unix_s=wall)
@@ -435,8 +455,14 @@ class Loop:
         return held if isinstance(held, block_e.Memory) else block_e.Memory()
 
     async def release(self, why: str, backend: str | None = None) -> Executed:
-        """Give back what we changed, everywhere or at one backend, now. Waits for a tick in progress."""
+        """Give back what we changed, everywhere or at one backend, now. Waits for a tick in progress.
+
+        Raises NotLeadingError where another watchdog leads.
+        """
         async with self._acting:
+            leader = await self._ask_who_leads()
+            if leader is not None:
+                raise NotLeadingError(leader)
             leases = tuple(x for x in self.parts.ledger.leases() if backend is None or x.backend == backend)
             names = {lease.backend for lease in leases} | ({backend} if backend else set())
             self._released_at.update(dict.fromkeys(names & self.fleet.names, self.parts.monotonic()))

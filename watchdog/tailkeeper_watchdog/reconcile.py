@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.giving_back import Kept, Reach, give_back
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.model import EMPTY, Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
-from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, as_found, same, written
+from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same, written
 
 MAX_CHANGES_PER_TICK = 64
 """At most this many calls a tick; the rest waits for the next one, worst backends first."""
@@ -30,6 +31,12 @@ class GatewayReport:
 
     servers: Mapping[Target, ServerState]
     errors: Mapping[str, str]
+    gone: frozenset[str] = frozenset()
+    """Gateways that the configuration does not have any more; each has an error too."""
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.servers, self.errors, self.gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class Executed:
     failed: frozenset[tuple[Target, Knob]]
     contended: frozenset[tuple[str, Knob]]
     no_ramp: frozenset[Target]
+    kept: tuple[Kept, ...] = ()
+    """Of a release: leases for which nothing could be done, each with why and what to do."""
 
 
 def support_of(knob: Knob, gateways: Sequence[Actuator]) -> Support:
@@ -113,11 +122,13 @@ class Reconciler:
                 by_gateway.setdefault(target.gateway, {})[target] = None
         servers: dict[Target, ServerState] = {}
         errors: dict[str, str] = {}
+        gone: set[str] = set()
 
         async def one(gateway: str, targets: Mapping[Target, None]) -> None:
             actuator = self._actuators.get(gateway)
             if actuator is None:  # of a lease that has outlived the gateway's place in the configuration
-                errors[gateway] = f"gateway {gateway!r} is not in the configuration any more"
+                errors[gateway] = _not_configured(gateway, targets)
+                gone.add(gateway)
                 return
             try:
                 states = await actuator.read(tuple(t.server for t in targets), deadline_s)
@@ -132,7 +143,7 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             for gateway, targets in by_gateway.items():
                 group.create_task(one(gateway, targets))
-        return GatewayReport(servers, errors)
+        return GatewayReport(servers, errors, frozenset(gone))
 
     async def execute(
         self, changes: tuple[Change, ...], tick: int, deadline_s: float, limit: int | None = MAX_CHANGES_PER_TICK
@@ -160,21 +171,10 @@ class Reconciler:
         )
 
     async def release(self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float) -> Executed:
-        """Give back everything in ``leases`` that is still as we left it, and nothing else."""
+        """Give back everything in ``leases`` that is still as we left it, and nothing else; say of the rest why it is kept."""
         report = await self.read(as_backends(leases), deadline_s)
-        changes = []
-        for lease in sorted(leases, key=lambda lease: lease.knob is Knob.ADMISSION):
-            state = report.servers.get(lease.target)
-            actual = None if state is None else state.values.get(lease.knob)
-            if actual is None:
-                continue  # unknown is not someone else's: the lease stays until it can be read
-            ours = same(lease.knob, actual, as_found(lease, actual).written) or same(lease.knob, actual, lease.prior)
-            kind = ChangeKind.RELEASE if ours else ChangeKind.FORGET
-            reason = why if ours else f"someone else set it to {actual}: it is theirs"
-            changes.append(
-                Change(kind, lease.backend, lease.target, lease.knob, lease.prior, lease.prior, lease.policy, reason, lease)
-            )
-        return await self.execute(tuple(changes), tick, deadline_s, limit=None)
+        changes, kept = give_back(leases, report.reach, why, self._wall())
+        return replace(await self.execute(changes, tick, deadline_s, limit=None), kept=kept)
 
     async def close(self) -> None:
         for actuator in self._actuators.values():
@@ -187,6 +187,18 @@ def as_backends(leases: tuple[Lease, ...]) -> tuple[Backend, ...]:
     for lease in leases:
         targets.setdefault(lease.backend, set()).add(lease.target)
     return tuple(Backend(name, targets=tuple(sorted(t, key=lambda t: t.server))) for name, t in targets.items())
+
+
+MAX_SERVERS_NAMED = 10
+
+
+def _not_configured(gateway: str, targets: Mapping[Target, None]) -> str:
+    names = sorted({t.server for t in targets})
+    more = f" and {len(names) - MAX_SERVERS_NAMED} more" if len(names) > MAX_SERVERS_NAMED else ""
+    return (
+        f"gateway {gateway!r} is not in the configuration any more, and changes of ours are left at its servers "
+        f"{', '.join(names[:MAX_SERVERS_NAMED])}{more}: put it back, or set them back by hand"
+    )
 
 
 class _Run:

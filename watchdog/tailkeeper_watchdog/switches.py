@@ -26,9 +26,13 @@ class Switches:
         self._ledger = ledger
         self._pause_file = pause_file
         self._wall = wall
+        self.standing_by: str | None = None
+        """Who leads instead of us; None where we lead. Not kept: it is found out anew each tick."""
 
     def paused(self) -> str | None:
         """Why nothing may be done now, or None. A pause file that cannot be looked at counts as there."""
+        if self.standing_by is not None:
+            return self.standing_by
         if self._pause_file is not None:
             try:
                 if self._pause_file.exists():

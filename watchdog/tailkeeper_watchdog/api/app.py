@@ -141,7 +141,7 @@ def build_api(
     _add_changes(api, watched)
     add_weights(api, loop.parts.weighing)
     _add_alerts(api, Received(), loop.parts.wall)
-    _add_console(api)
+    add_console(api)
     return api
 
 
@@ -250,6 +250,8 @@ def _add_own(api: FastAPI, watched: Watched) -> None:
 def _why_not_ready(watched: Watched) -> str:
     """Empty when the last tick was good and is recent. By the monotonic clock: a clock step is no outage."""
     latest = watched.loop.latest
+    if watched.switches.standing_by is not None:
+        return watched.switches.standing_by
     if latest is None:
         return "no tick yet"
     age_s = watched.loop.parts.monotonic() - latest.situation.snapshot.now
@@ -272,7 +274,8 @@ def _add_changes(api: FastAPI, watched: Watched) -> None:
         except* LedgerError as errors:  # gateways are written side by side, so their errors come as a group
             raise LedgerError("; ".join(str(error) for error in errors.exceptions)) from None
         left = [x for x in watched.ledger.leases() if backend in (None, x.backend)]
-        return StrictJson({"decisions": [documents.decision(d) for d in done.decisions], "failed": len(left)})
+        told = [documents.decision(d) for d in done.decisions]
+        return StrictJson({"decisions": told, "kept": [documents.kept(x, why) for x, why in done.kept], "failed": len(left)})
 
 
 def _add_pause(api: FastAPI, switches: Switches) -> None:
@@ -318,7 +321,7 @@ def _add_alerts(api: FastAPI, received: Received, wall: Callable[[], float]) -> 
         return StrictJson(received.newest_first())
 
 
-def _add_console(api: FastAPI) -> None:
+def add_console(api: FastAPI) -> None:
     folder = resources.files("tailkeeper_watchdog") / "console"
     for path, (name, media_type) in _CONSOLE.items():
         content = (folder / name).read_bytes()

@@ -221,6 +221,11 @@ def _lease(lease: Lease) -> Json:
     }
 
 
+def kept(lease: Lease, why: str) -> Json:
+    """A lease that a release could do nothing about, with why and what to do."""
+    return {**_lease(lease), "backend": lease.backend, "why": why}
+
+
 def _hold(hold: Hold | None) -> Json | None:
     return None if hold is None else {"reason": hold.reason, "until": hold.until_unix_s}
 
@@ -277,15 +282,27 @@ def _policy(name: str, summary: str, mode: Mode, knobs: tuple[Knob, ...], rows: 
 
 
 def support_row(mode: Mode, answers: Mapping[Knob, Support]) -> Json:
-    """How far one policy goes at one backend, and why."""
+    """How far one policy goes at one backend, and why; and the same for each of its knobs, for one may go without another."""
+    knobs = {knob.value: _reach(mode, answer) for knob, answer in answers.items()}
     missing = {knob: a.why_not for knob, a in answers.items() if not a.enforceable}
     if len(missing) == len(answers):
-        return {"actuation": Enforceability.NOT_ENFORCEABLE.value, "why": next(iter(missing.values()), "no knob")}
+        why = next(iter(missing.values()), "no knob")
+        return {"actuation": Enforceability.NOT_ENFORCEABLE.value, "why": why, "knobs": knobs}
+    reach, why = (Enforceability.ENFORCED, "") if mode is Mode.ENFORCE else (Enforceability.OBSERVED, _only_observed(mode))
     partly = "; ".join(f"{knob.value} not: {why}" for knob, why in missing.items())
+    return {"actuation": reach.value, "why": "; ".join(part for part in (why, partly) if part), "knobs": knobs}
+
+
+def _reach(mode: Mode, answer: Support) -> Json:
+    if not answer.enforceable:
+        return {"actuation": Enforceability.NOT_ENFORCEABLE.value, "why": answer.why_not}
     if mode is not Mode.ENFORCE:
-        why = f"mode is {mode.value}: what it would do is written down" + (f"; {partly}" if partly else "")
-        return {"actuation": Enforceability.OBSERVED.value, "why": why}
-    return {"actuation": Enforceability.ENFORCED.value, "why": partly}
+        return {"actuation": Enforceability.OBSERVED.value, "why": _only_observed(mode)}
+    return {"actuation": Enforceability.ENFORCED.value, "why": ""}
+
+
+def _only_observed(mode: Mode) -> str:
+    return f"mode is {mode.value}: what it would do is written down"
 
 
 def baselines(used: BaselineSet, given: BaselineSet, gathering: Mapping[str, str]) -> dict[str, Any]:

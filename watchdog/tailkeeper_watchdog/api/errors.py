@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from tailkeeper_watchdog.api.received import NotAWebhookError
 from tailkeeper_watchdog.api.strict import StrictJson
+from tailkeeper_watchdog.leadership import NotLeadingError
 from tailkeeper_watchdog.ledger import LedgerError
 
 MAX_ERRORS = 20
@@ -25,7 +26,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     404: {"description": "No such backend; the answer names those there are"},
     411: {"description": "Changing calls: the body has no Content-Length"},
     413: {"description": "Changing calls: the body is too large"},
-    503: {"description": "Not known yet, or the ledger cannot be used"},
+    503: {"description": "Not known yet, another watchdog leads, or the ledger cannot be used"},
 }
 """Answers beside the good one and 422, for the description at ``/openapi.json``."""
 
@@ -54,6 +55,7 @@ def no_backend(name: str, known: Collection[str]) -> HTTPException:
 def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(LedgerError, _no_ledger)
+    api.add_exception_handler(NotLeadingError, _not_leading)
     api.add_exception_handler(NotAWebhookError, _not_a_webhook)
 
 
@@ -72,6 +74,10 @@ def _message(error: dict[str, Any]) -> str:
 
 async def _not_a_webhook(request: Request, error: Exception) -> Response:
     return StrictJson({"detail": [{"loc": ["body", "alerts"], "msg": str(error), "type": "webhook"}]}, 422)
+
+
+async def _not_leading(request: Request, error: Exception) -> Response:
+    return StrictJson({"detail": f"nothing is done here: {error}"}, 503)
 
 
 async def _no_ledger(request: Request, error: Exception) -> Response:

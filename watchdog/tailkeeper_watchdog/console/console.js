@@ -499,21 +499,32 @@ function showNothing(fleet) {
 
 const REACH = { enforced: "enforced", observed: "observed", not_enforceable: "not enforceable" };
 
+// A policy at a backend; where it goes in part, each of its knobs.
+function cellsOf(policy, backend) {
+  const name = policy.policy.replaceAll("_", " ");
+  const knobs = Object.entries(backend.knobs);
+  if (new Set(knobs.map(([, knob]) => knob.actuation)).size < 2) return [{ ...backend, name }];
+  return knobs.map(([knob, reach]) => ({ ...reach, name: `${name}: ${knob.replaceAll("_", " ")}` }));
+}
+
 // Policies of which the same is true of the same backends share a row.
 function policyRows(policies) {
   const rows = new Map();
   for (const policy of policies) {
     const reaches = new Map();
-    for (const cell of policy.backends) {
-      const reach = `${cell.actuation}|${cell.why || policy.summary}`;
-      if (!reaches.has(reach)) reaches.set(reach, { cell, because: cell.why || policy.summary, backends: [] });
-      reaches.get(reach).backends.push(cell.backend);
+    for (const backend of policy.backends) {
+      for (const cell of cellsOf(policy, backend)) {
+        const because = cell.why || policy.summary;
+        const reach = `${cell.actuation}|${because}|${cell.name}`;
+        if (!reaches.has(reach)) reaches.set(reach, { cell, because, backends: [] });
+        reaches.get(reach).backends.push(backend.backend);
+      }
     }
-    for (const [reach, row] of reaches) {
+    for (const row of reaches.values()) {
       const where = row.backends.length === policy.backends.length ? "all" : some(row.backends);
-      const key = `${reach}|${where}`;
+      const key = `${row.cell.actuation}|${row.because}|${where}`;
       if (!rows.has(key)) rows.set(key, { key, ...row, where, names: [] });
-      rows.get(key).names.push(policy.policy.replaceAll("_", " "));
+      rows.get(key).names.push(row.cell.name);
     }
   }
   return [...rows.values()];
@@ -532,10 +543,13 @@ function makeCells(labels, classes) {
 }
 
 const makePolicyRow = () => makeCells(["Policy", "Here", "Backends", "Because"], ["policy", "number", "", "wide"]);
+const REACHES = Object.keys(REACH);
 
 function showPolicies(policies) {
   const tell = (row) => [row.names.join(", "), REACH[row.cell.actuation] || row.cell.actuation, row.where, row.because];
-  keyed($("policies"), policyRows(policies), (row) => row.key, makePolicyRow,
+  const order = (row) => REACHES.indexOf(row.cell.actuation);
+  const rows = policyRows(policies).sort((a, b) => order(a) - order(b)); // what acts first
+  keyed($("policies"), rows, (row) => row.key, makePolicyRow,
     (tr, row) => tell(row).forEach((text, i) => say(tr.parts[i], text)));
 }
 

@@ -1,8 +1,12 @@
 """Send less to a backend whose KV cache is filling up, so that long contexts go where there is room.
 
-Weight = max(0.1, 1 − KV cache usage): usage 0.82 gives 0.18, 0.45 gives 0.55, 0.12 gives 0.88. A backend that is well and does
-not tell its usage gets no more than the median of those that do. Where a gateway keeps notes, the usage is also published as the
-annotation ``kv_usage_ratio``: Consul has it beside the weight, for routers that decide by themselves.
+Weight = max(0.1, 1 − KV cache usage): usage 0.82 gives 0.18, 0.45 gives 0.55, 0.12 gives 0.88. That is the weight of a backend
+that is seen for the first time. From then on its weight follows, down within some 20 s and up within some 120 s: what is seen now
+is the effect of weights of half a minute ago, and whoever follows at once swings, the more the fuller the caches.
+
+A backend that is well and does not tell its usage gets no more than the median of those that do. Where a gateway keeps notes, the
+usage is also published as the annotation ``kv_usage_ratio``: Consul has it beside the weight, for routers that decide by
+themselves.
 
 A request needs 2 · layers · kv_heads · head_dim · tokens · dtype_bytes · 1.05 bytes of KV cache (the 5 % are the allocator's);
 the tap orders its queue by that.
@@ -11,15 +15,16 @@ the tap orders its queue by that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import exp
 from statistics import median
 from typing import Annotated
 
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Settings
-from tailkeeper_watchdog.model import BackendObservation, DesiredState, Knob, Mode, Situation
+from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, DesiredState, Knob, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
 NAME = "context_length_routing"
@@ -32,11 +37,24 @@ class ContextLengthRoutingParams(Settings):
     """A full backend still gets a trickle: without it nobody would see that it has room again."""
     full_weight_below_ratio: Ratio = 0.05
     """A nearly empty cache is no reason to turn a knob."""
+    lower_s: Seconds = 20
+    """Time in which a weight goes two thirds of the way down: a cache that fills up is not waited for long."""
+    raise_s: Seconds = 120
+    """Likewise up. Slower than down: with both at 20 s two backends at 60 % swing against each other for ever (simulated, with
+    observations 15 s old)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The weight a backend has by this policy, and as of when; monotonic seconds."""
+
+    weight: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Nothing needs to be remembered: the weight follows from what is seen now."""
+    given: Mapping[str, Given] = field(default_factory=lambda: EMPTY)
 
 
 def weight_of(kv_usage_ratio: float, floor: float) -> float:
@@ -50,36 +68,46 @@ def decide(
     """A weight for each backend that is heard of and not nearly empty, and its usage as an annotation."""
     seen = {b.name: s for b in situation.snapshot.backends if (s := situation.fresh(b.name)) is not None}
     usage = {name: u for name, s in seen.items() if (u := s.value(catalog.KV_USAGE.name)) is not None}
+    given = {name: _followed(memory.given.get(name), used, situation.snapshot.now, params) for name, used in usage.items()}
     desired: list[DesiredState] = []
     for name, used in usage.items():
-        if used >= params.full_weight_below_ratio:
-            weight = round(weight_of(used, params.floor_weight), 4)
+        weight = round(given[name].weight, 4)
+        if weight <= 1.0 - params.full_weight_below_ratio:
             desired.append(_wish(seen[name], Knob.WEIGHT, weight, f"KV cache {used:.0%} in use", mode))
     for backend in situation.snapshot.backends:
         if backend.name in usage and situation.knob(backend, Knob.ANNOTATION) is not None:
             note = f"{ANNOTATION}={min(1.0, max(0.0, usage[backend.name])):.2f}"
             desired.append(_wish(seen[backend.name], Knob.ANNOTATION, note, "published for routers", mode))
-    desired.extend(_cap_on_unknown(situation, seen, usage, params, mode))
-    return memory, tuple(desired)
+    desired.extend(_cap_on_unknown(situation, seen, given, params, mode))
+    # One that is not heard of for a while goes on from where it was; one that is gone is forgotten.
+    return Memory({**memory.given, **given}), tuple(desired)
+
+
+def _followed(before: Given | None, used: float, now: float, params: ContextLengthRoutingParams) -> Given:
+    due = weight_of(used, params.floor_weight) if used >= params.full_weight_below_ratio else 1.0
+    if before is None:
+        return Given(due, now)
+    pace_s = params.lower_s if due < before.weight else params.raise_s
+    return Given(due + (before.weight - due) * exp(-max(0.0, now - before.at) / pace_s), now)
 
 
 def _cap_on_unknown(
     situation: Situation,
     seen: Mapping[str, BackendObservation],
-    usage: Mapping[str, float],
+    given: Mapping[str, Given],
     params: ContextLengthRoutingParams,
     mode: Mode,
 ) -> list[DesiredState]:
     """Nobody gets more for being silent than its peers at the same gateway and pool get for telling."""
     peers: dict[tuple[str, str], list[float]] = {}
     for backend in situation.snapshot.backends:
-        if backend.name in usage:
+        if backend.name in given:
             for target in backend.targets:
-                peers.setdefault((target.gateway, target.pool), []).append(weight_of(usage[backend.name], params.floor_weight))
+                peers.setdefault((target.gateway, target.pool), []).append(given[backend.name].weight)
     capped = []
     for backend in situation.snapshot.backends:
         told = [weight for target in backend.targets for weight in peers.get((target.gateway, target.pool), ())]
-        if backend.name in seen and backend.name not in usage and told:
+        if backend.name in seen and backend.name not in given and told:
             limit = median(told)
             if limit < 1.0 - params.full_weight_below_ratio:
                 reason = f"its KV cache usage is not known: no more than the median of its {len(told)} peers"

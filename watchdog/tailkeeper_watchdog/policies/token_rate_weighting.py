@@ -13,7 +13,9 @@ keeps its prior weight; times the group's hint over the largest hint of the pool
 * A backend that is drained, or was within those 60 s, is not compared: what was stuck in it is no speed, and being idle no merit.
 * hint: ``model_weights``, for example ``llama3-70b-fp16: 30`` and ``phi-3-mini-int4: 10``, for pools of several models.
 
-Corrected every 5 s by at most 0.2 a step. That streamed requests weigh 8 against 2 for batched ones is the tap's queue.
+Corrected every 5 s by at most 0.2 a step, until the weight that is due is reached; from then on by a tenth of what is missing,
+because what is seen is the effect of the weights of a minute ago. That streamed requests weigh 8 against 2 for batched ones is
+the tap's queue.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ class TokenRateWeightingParams(Settings):
     interval_s: Seconds = 5
     max_step: Ratio = 0.2
     """A weight that swung further would overshoot before its effect can be seen."""
+    correction: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of what is missing that a step makes up for once the weight was there: with a window of 60 s that is read 15 s
+    late, 0.2 still swings where loads are high (simulated)."""
     floor_weight: Ratio = 0.1
     even_within_ratio: Ratio = 0.0
     """One that earns less than the best by no more than this keeps its whole weight. Few requests a backend make its memory and
@@ -60,6 +65,8 @@ class Given:
 
     weight: float
     at: float
+    arrived: bool = False
+    """Whether it ever was within one step of what was due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +131,13 @@ def decide(
 
 def _corrected(before: Given | None, share: float, now: float, params: TokenRateWeightingParams) -> Given:
     """One step toward the share that is due, when a step is due."""
-    if before is None:
-        before = Given(1.0, float("-inf"))
+    before = before or Given(1.0, float("-inf"))
     if now - before.at < params.interval_s:
         return before
-    step = max(-params.max_step, min(params.max_step, share - before.weight))
-    return Given(max(params.floor_weight, min(1.0, before.weight + step)), now)
+    missing = share - before.weight
+    step = max(-params.max_step, min(params.max_step, missing * (params.correction if before.arrived else 1.0)))
+    arrived = before.arrived or abs(missing) <= params.max_step
+    return Given(max(params.floor_weight, min(1.0, before.weight + step)), now, arrived)
 
 
 def _pools(situation: Situation) -> dict[tuple[str, str], dict[tuple[str, str], list[Backend]]]:

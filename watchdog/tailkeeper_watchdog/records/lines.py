@@ -147,6 +147,8 @@ class Encoder:
         line: dict[str, Any] = {"g": to_plain(changed)} if changed else {}
         if gone:
             line["gx"] = to_plain(gone)
+        if report.gone:
+            line["gg"] = to_plain(report.gone)
         return line | ({"ge": dict(report.errors)} if report.errors else {})
 
     def _came_of(self, outcome: Outcome) -> dict[str, Any]:
@@ -256,7 +258,7 @@ class Decoder:
         gone = from_plain(frozenset[Target], line.get("gx", []))
         kept = {target: state for target, state in self._servers.items() if target not in gone}
         self._servers = kept | from_plain(Mapping[Target, ServerState], line.get("g", []))
-        return GatewayReport(self._servers, line.get("ge", {}))
+        return GatewayReport(self._servers, line.get("ge", {}), from_plain(frozenset[str], line.get("gg", [])))
 
     def _came_of(self, line: Mapping[str, Any]) -> Outcome:
         before, closed = self._outcome, frozenset(line.get("Fx", ()))
