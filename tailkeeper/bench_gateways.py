@@ -16,7 +16,7 @@ from tailkeeper_watchdog.gateways import HaproxyGateway, WebhookGateway
 
 LIMIT_S = 30.0
 """For a program to start, and for one trial."""
-LOOK_EVERY_S = 0.002
+LOOK_EVERY_S = 0.005
 LOG_TAIL_BYTES = 2_000
 
 Look = Callable[[str], Awaitable[bool]]
@@ -39,11 +39,11 @@ def find(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=f"/usr/sbin:/usr/local/sbin:{here}")
 
 
-async def until(look: Look, server: str, wanted: bool) -> None:
+async def until(look: Look, server: str, wanted: bool, every_s: float = LOOK_EVERY_S) -> None:
     """Raises TimeoutError where it never comes about."""
     async with asyncio.timeout(LIMIT_S):
         while await look(server) is not wanted:  # noqa: ASYNC110  the eye is another program's, which tells nobody
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(every_s)
 
 
 async def ready(is_ready: Callable[[], Awaitable[bool]], what: str) -> None:

@@ -71,15 +71,18 @@ def _cap_on_unknown(
     mode: Mode,
 ) -> list[DesiredState]:
     """Nobody gets more for being silent than its peers at the same gateway and pool get for telling."""
+    silent = [b for b in situation.snapshot.backends if b.name in seen and b.name not in usage]
+    if not silent:
+        return []
     peers: dict[tuple[str, str], list[float]] = {}
     for backend in situation.snapshot.backends:
         if backend.name in usage:
             for target in backend.targets:
                 peers.setdefault((target.gateway, target.pool), []).append(weight_of(usage[backend.name], params.floor_weight))
     capped = []
-    for backend in situation.snapshot.backends:
+    for backend in silent:
         told = [weight for target in backend.targets for weight in peers.get((target.gateway, target.pool), ())]
-        if backend.name in seen and backend.name not in usage and told:
+        if told:
             limit = median(told)
             if limit < 1.0 - params.full_weight_below_ratio:
                 reason = f"its KV cache usage is not known: no more than the median of its {len(told)} peers"

@@ -84,10 +84,13 @@ def decide(
     agreed: dict[str, tuple[str, ...]] = {}
     desired: list[DesiredState] = []
     now = situation.snapshot.now
+    lowest = min(params.level1_ratio, params.level2_ratio)
     for backend in situation.snapshot.backends:
         name, seen = backend.name, situation.fresh(backend.name)
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:
+            continue
+        if name not in memory.first and pressure < lowest:  # nearly all of a fleet
             continue
         one = memory.first.get(name, Level())
         one = one.after(pressure, params.level1_ratio, params.hysteresis_ratio, params.level1_after_s, now)
