@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -206,9 +205,8 @@ def exporter_bench(seconds: float) -> dict[str, Any]:
     return {"parse": bench_parse(page, 20), "loop": bench_exporter(4, seconds)}
 
 
-def loop_bench(trials: int, tick_s: float, seed: int) -> dict[str, Any]:
-    """Fault to weight: from the page that says hung to the drain read at the gateway by an independent eye."""
+def loop_bench(trials: int, tick_s: float, seed: int, peers: bool = False) -> dict[str, Any]:
+    """Fault to weight, GPU fault to weight, broken promise to shedding; with ``peers`` beside gateways' own ways to notice."""
     from tailkeeper.bench_reaction import run
 
-    haproxy = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
-    return asyncio.run(run(trials, tick_s, seed, haproxy))
+    return asyncio.run(run(trials, tick_s, seed, peers))

@@ -1,38 +1,40 @@
-"""``bench loop``: from the first exporter page that says hung to the drain that an independent eye reads at the gateway.
+"""``bench loop``: from a fault to what an independent eye reads at the gateway. The real loop, with all policies enforced.
 
-A page server plays the exporter, so that the clock starts at a known moment: from then on the page says hung, whoever
-asks, at a random phase of the tick. The watchdog's loop, its HTTP client, its ledger and the gateway (HAProxy where
-there is one, else the demo's small gateway) are real. What comes before the page (a hang needs ``no_progress_s`` by
-definition) is not in it.
+Three clocks, each from where it can be known to begin:
+
+* ``fault_to_weight_seconds``, the contract's: from the first exporter page that says hung to the drain. A page server plays the
+  exporter: from a known moment on, at a random phase of the tick, the page says hung, whoever asks. The watchdog's loop, its HTTP
+  client, its ledger and the gateway (HAProxy where there is one, else the demo's small gateway) are real. What comes before the
+  page (a hang needs ``no_progress_s`` by definition) is not in it.
+* ``gpu`` and ``shedding``: see `bench_faults`. ``peers``: see `bench_peers`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tailkeeper.bench import build_loop, summary
+from tailkeeper.bench_gateways import LIMIT_S, Started, a_gateway, until
 from tailkeeper_exporter.catalog import BACKEND_STATE
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators import build_actuator
+from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.collect.exporter import ExporterSource
-from tailkeeper_watchdog.gateways import HaproxyGateway, WebhookGateway
 from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Backend, Target
 
 NAMES = ("a", "b", "c", "d")
-LOOK_EVERY_S = 0.002
-LIMIT_S = 30.0
-
-Look = Callable[[str], Awaitable[bool]]
+STALE_AFTER_S = 3.0
+REST_S = 0.4
+"""Between two trials. A backend that was released is left alone for the cooldown of 1 s; its turn comes again after four."""
 
 
 class PageServer:
@@ -41,128 +43,96 @@ class PageServer:
     def __init__(self) -> None:
         self.hung: str | None = None
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                path = head.split(b" ", 2)[1]
-                body = self._page() if path == b"/metrics" else b'{"backends": []}'
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-                await writer.drain()
-        writer.close()
-
-    def _page(self) -> bytes:
+    def page(self) -> str:
         lines = [
             f'{BACKEND_STATE.name}{{backend="{n}",state="{s}"}} {int(s == (State.HUNG if n == self.hung else State.SERVING))}'
             for n in NAMES
             for s in State
         ]
-        return "\n".join([*lines, ""]).encode()
+        return "\n".join([*lines, ""])
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                path = head.split(b" ", 2)[1]
+                body = self.page().encode() if path == b"/metrics" else b'{"backends": []}'
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                await writer.drain()
+        writer.close()
 
 
-async def run(trials: int, tick_s: float, seed: int, haproxy: str | None) -> dict[str, Any]:
-    """Figures in seconds. Raises TimeoutError where the gateway never changed."""
+@contextlib.asynccontextmanager
+async def watching(
+    url: str, backends: tuple[Backend, ...], actuators: Mapping[str, Actuator], folder: Path, tick_s: float
+) -> AsyncIterator[Loop]:
+    """The watchdog's loop over the exporter at ``url``, ticking until the end of the block."""
+    source = ExporterSource((url,), tuple(b.name for b in backends), STALE_AFTER_S)
+    ledger = Ledger(folder / f"ledger-{time.monotonic_ns()}.db")
+    loop = build_loop(backends, source, actuators, ledger, tick_s)
+    stop = asyncio.Event()
+    ticking = asyncio.create_task(loop.run(stop))
+    try:
+        yield loop
+    finally:
+        stop.set()
+        await ticking
+        await source.close()
+        await loop.parts.reconciler.close()
+        ledger.close()
+
+
+async def run(trials: int, tick_s: float, seed: int, peers: bool) -> dict[str, Any]:
+    """Figures in seconds. Raises TimeoutError where a gateway never changed, RuntimeError where a program cannot be had."""
+    from tailkeeper.bench_faults import gpu_born, shedding
+
+    phases = random.Random(seed)  # noqa: S311  spreads the trials over the tick
     with tempfile.TemporaryDirectory(prefix="tk-") as name:
         folder = Path(name)
-        start = _haproxy(folder, haproxy) if haproxy else _small_gateway(folder)
-        pages = PageServer()
-        async with start as (gateway, prefix, drained), await asyncio.start_server(pages.answer, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            backends = tuple(Backend(n, "m", (Target("edge", prefix + n, "llm"),)) for n in NAMES)
-            source = ExporterSource((url,), NAMES, 3.0)
-            ledger = Ledger(folder / "ledger.db")
-            loop = build_loop(backends, source, {"edge": build_actuator(gateway)}, ledger, tick_s)
-            stop = asyncio.Event()
-            ticking = asyncio.create_task(loop.run(stop))
-            phases = random.Random(seed)  # noqa: S311  spreads the trials over the tick
+        async with a_gateway(folder, NAMES) as started:
+            figures: dict[str, Any] = {"trials": trials, "tick_s": tick_s, "gateway": started.gateway.kind}
+            seconds = await _hung_pages(started, trials, tick_s, folder, phases)
+            figures["fault_to_weight_seconds"] = summary(seconds)
+            figures["gpu"] = await gpu_born(started, trials, tick_s, folder, phases)
+        figures["shedding"] = await shedding(trials, tick_s, folder, phases)
+    if peers:
+        from tailkeeper.bench_peers import side_by_side
+
+        figures["peers"] = await side_by_side(tick_s, seed)
+    return figures
+
+
+async def _hung_pages(started: Started, trials: int, tick_s: float, folder: Path, phases: random.Random) -> list[float]:
+    pages = PageServer()
+    async with await asyncio.start_server(pages.answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        actuators = {"edge": build_actuator(started.gateway)}
+        async with watching(url, at_gateway(NAMES, started.prefix), actuators, folder, tick_s) as loop:
             seconds = []
             for number in range(trials):
-                await asyncio.sleep(phases.uniform(0.0, tick_s))
-                seconds.append(await _trial(NAMES[number % len(NAMES)], pages, drained))
-            stop.set()
-            await ticking
-            await source.close()
-            await loop.parts.reconciler.close()
-            ledger.close()
-    return {
-        "trials": trials,
-        "tick_s": tick_s,
-        "gateway": gateway.kind,
-        "fault_to_weight_seconds": summary(seconds),
-    }
+                victim = NAMES[number % len(NAMES)]
+                await asyncio.sleep(REST_S + phases.uniform(0.0, tick_s))
+                begun = time.monotonic()
+                pages.hung = victim
+                await until(started.touched, victim, True)
+                seconds.append(time.monotonic() - begun)
+                pages.hung = None
+                await give_back(loop, victim, started)
+    return seconds
 
 
-async def _trial(victim: str, pages: PageServer, drained: Look) -> float:
-    started = time.monotonic()
-    pages.hung = victim
-    at = await _until(drained, victim, True)
-    pages.hung = None
-    await _until(drained, victim, False)
-    return at - started
+def at_gateway(names: tuple[str, ...], prefix: str) -> tuple[Backend, ...]:
+    return tuple(Backend(n, "m", (Target("edge", prefix + n, "llm"),)) for n in names)
 
 
-async def _until(drained: Look, victim: str, wanted: bool) -> float:
+async def give_back(loop: Loop, victim: str, started: Started) -> None:
+    """As a person would, so that no trial inherits the attempts of those before: the fifth would be a quarantine.
+
+    Repeated, because the last page with the fault may be read once more. Raises TimeoutError.
+    """
     async with asyncio.timeout(LIMIT_S):
-        while await drained(victim) is not wanted:  # noqa: ASYNC110  the eye is another program's, which tells nobody
-            await asyncio.sleep(LOOK_EVERY_S)
-    return time.monotonic()
-
-
-@contextlib.asynccontextmanager
-async def _haproxy(folder: Path, binary: str) -> AsyncIterator[tuple[HaproxyGateway, str, Look]]:
-    socket = folder / "s"
-    servers = "\n".join(f"  server {n} 127.0.0.1:1 weight 100" for n in NAMES)
-    (folder / "h.cfg").write_text(
-        f"global\n  stats socket {socket} mode 600 level admin\ndefaults\n  mode http\n  timeout connect 1s\n"
-        f"  timeout client 1s\n  timeout server 1s\nbackend llm\n{servers}\nlisten idle\n  bind {folder}/l\n"
-    )
-
-    async def drained(name: str) -> bool:
-        reader, writer = await asyncio.open_unix_connection(str(socket))
-        writer.write(b"show stat llm 4 -1\n")
-        rows = (await reader.read()).decode().splitlines()
-        writer.close()
-        header = rows[0].lstrip("# ").split(",")
-        row = next(r.split(",") for r in rows[1:] if r.split(",")[header.index("svname")] == name)
-        return row[header.index("status")].startswith("DRAIN")
-
-    async with _program([binary, "-db", "-f", str(folder / "h.cfg")], socket.exists):
-        yield HaproxyGateway(name="edge", kind="haproxy", socket=str(socket)), "llm/", drained
-
-
-@contextlib.asynccontextmanager
-async def _small_gateway(folder: Path) -> AsyncIterator[tuple[WebhookGateway, str, Look]]:
-    import httpx
-
-    from tailkeeper_demo.processes import free_port
-
-    admin, ready = free_port(), folder / "ready"
-    servers = [part for n in NAMES for part in ("--server", f"{n}=http://127.0.0.1:1")]
-    command = [sys.executable, "-m", "tailkeeper_demo.gateway", "--listen", f"127.0.0.1:{free_port()}"]
-    url = f"http://127.0.0.1:{admin}"
-    async with (
-        _program([*command, "--admin", f"127.0.0.1:{admin}", "--ready-file", str(ready), *servers], ready.exists),
-        httpx.AsyncClient(trust_env=False) as client,
-    ):
-
-        async def drained(name: str) -> bool:
-            document = json.loads((await client.get(f"{url}/{name}")).content)
-            return bool(document["admission"] == "drain")
-
-        yield WebhookGateway(name="edge", kind="webhook", url=url), "", drained
-
-
-@contextlib.asynccontextmanager
-async def _program(command: list[str], ready: Callable[[], bool]) -> AsyncIterator[None]:
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL)
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not ready():
-                if process.returncode is not None:
-                    raise RuntimeError(f"{command[0]} ended with {process.returncode}")
-                await asyncio.sleep(0.02)
-        yield
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        while True:
+            await loop.release("the trial is over", victim)
+            if not await started.touched(victim):
+                return
+            await asyncio.sleep(loop.parts.tick_s)

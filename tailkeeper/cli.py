@@ -389,11 +389,15 @@ def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[flo
 def bench_loop(
     trials: Annotated[int, typer.Option(min=1, max=1_000)] = 20,
     tick_s: Annotated[float, typer.Option(min=0.1, max=10)] = 0.5,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside it Envoy and HAProxy alone.")] = False,
     as_json: Json = False,
     seed: Seed = 1,
 ) -> None:
-    """From the first exporter page that reports the state to the changed weight read at the gateway."""
-    typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed)))
+    """From the first exporter page that reports the state to the changed weight read at the gateway; GPU faults; shedding."""
+    try:
+        typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed, peers)))
+    except (RuntimeError, TimeoutError) as error:
+        fail(FAILED, str(error) or "a gateway was never changed: a trial ended after 30 s")
 
 
 @bench.command("forecast")

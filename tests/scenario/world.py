@@ -20,7 +20,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
+from tailkeeper_watchdog.model import DRAIN, EMPTY, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings
@@ -52,8 +52,10 @@ class FakeGateway:
     name = "edge"
     kind = "fake"
 
-    def __init__(self, servers: tuple[str, ...]) -> None:
-        self.values: dict[str, dict[Knob, KnobValue]] = {s: {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE} for s in servers}
+    def __init__(self, servers: tuple[str, ...], more: Mapping[Knob, KnobValue] = EMPTY) -> None:
+        """``more`` are knobs that it has beside weight and admission, with their normal values."""
+        self.normal: Mapping[Knob, KnobValue] = {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE, **more}
+        self.values: dict[str, dict[Knob, KnobValue]] = {s: dict(self.normal) for s in servers}
         self.in_service = dict.fromkeys(servers, True)
         self.writes: list[tuple[str, Knob, KnobValue]] = []
         self.lies = False
@@ -62,7 +64,7 @@ class FakeGateway:
 
     def add(self, server: str) -> None:
         """A server with its normal weight, unless it is there already."""
-        self.values.setdefault(server, {Knob.WEIGHT: 1.0, Knob.ADMISSION: SERVE})
+        self.values.setdefault(server, dict(self.normal))
         self.in_service.setdefault(server, True)
 
     def remove(self, server: str) -> None:
@@ -70,7 +72,7 @@ class FakeGateway:
         del self.values[server], self.in_service[server]
 
     def supports(self, knob: Knob) -> Support:
-        return Support(True) if knob in (Knob.WEIGHT, Knob.ADMISSION) else Support(False, f"a fake gateway has no {knob}")
+        return Support(True) if knob in self.normal else Support(False, f"a fake gateway has no {knob}")
 
     async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
         if self.fails is not None:
@@ -105,6 +107,8 @@ class Sick:
     itl_s: float = 0.02
     ttft_s: float = 0.2
     silent: bool = False
+    preemptions_per_tick: float = 0.0
+    preemptions: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
     itl_count: float = 0.0
     itl_sum: float = 0.0
@@ -127,13 +131,14 @@ class World:
         stale_after_s: float = 3.0,
         policies: Mapping[str, PolicySetting] | None = None,
         servers: Mapping[str, str] | None = None,
+        knobs: Mapping[Knob, KnobValue] = EMPTY,
     ) -> None:
         """``policies`` run beside the gate, which runs in ``mode`` unless they hold it too. ``servers`` are the backends' names
-        at the gateway, their own unless given."""
+        at the gateway, their own unless given. ``knobs``: see ``FakeGateway``."""
         self._servers = dict(servers or {})
         self._policies = dict(policies or {})
         self.clock = Clock()
-        self.gateway = FakeGateway(names)
+        self.gateway = FakeGateway(names, knobs)
         self.sick = {name: Sick() for name in names}
         self._names, self._path, self._stale = names, path, stale_after_s
         self._mode, self._params = mode, params or GpuHealthGateParams()
@@ -225,6 +230,7 @@ class World:
             f"{catalog.REQUESTS.name}{{error}}": sick.errors,
             catalog.RUNNING.name: 3.0,
             catalog.WAITING.name: 0.0,
+            catalog.PREEMPTIONS.name: sick.preemptions,
             **sick.extra,
         }
         readings: dict[str, Reading[float]] = {k: present(v, now) for k, v in values.items()}
@@ -257,6 +263,7 @@ class World:
 def _serve(sick: Sick) -> None:
     sick.ok += sick.ok_per_tick
     sick.errors += sick.errors_per_tick
+    sick.preemptions += sick.preemptions_per_tick
     sick.itl_count += 10 * sick.ok_per_tick
     sick.itl_sum += 10 * sick.ok_per_tick * sick.itl_s
     sick.ttft_sum += sick.ok_per_tick * sick.ttft_s

@@ -106,6 +106,13 @@ def test_between_two_corrections_the_weight_stays() -> None:
     assert run.tick(situation(seen("a"), seen("b"), now=1_004.5, windows=windows)) == first
 
 
+def test_until_a_correction_is_due_a_wish_stands_whatever_the_window_says_and_ends_with_it() -> None:
+    run = weighting()
+    first = run.tick(situation(seen("a"), seen("b"), now=1_000.0, windows={"a": busy(0.01), "b": busy(0.02)}))
+    assert run.tick(situation(seen("a"), seen("b"), now=1_002.0)) == first
+    assert run.tick(situation(seen("a"), seen("b"), now=1_005.0)) == {}
+
+
 def test_models_and_precisions_are_not_compared_with_each_other() -> None:
     fleet = (backend("a"), backend("b", model="other"), backend("c", quantization="int4"))
     windows = {"a": busy(0.01), "b": busy(0.08), "c": busy(0.08)}

@@ -238,7 +238,8 @@ def _evidence(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None
     if wish.evidence_age_s is None or wish.evidence_age_s > context.stale_after_s:
         age = "unknown" if wish.evidence_age_s is None else f"{wish.evidence_age_s:.1f} s"
         return Refusal.STALE, f"age {age}, limit {context.stale_after_s:g} s"
-    if is_drain(wish.knob, wish.value) and len(set(wish.signals)) < SIGNALS_FOR_DRAIN:
+    # To take a backend out needs two; one keeps it out, because without traffic it has nothing left to show the other with.
+    if is_drain(wish.knob, wish.value) and len(set(wish.signals)) < SIGNALS_FOR_DRAIN and not _in_force(wish, context):
         return Refusal.SIGNALS, f"only {', '.join(wish.signals) or 'none'}"
     return None, ""
 

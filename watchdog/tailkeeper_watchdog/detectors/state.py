@@ -10,13 +10,16 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO, MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
-from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Severity, Situation
+from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FindingKind, Severity, Situation
 from tailkeeper_watchdog.window import Window
 
 _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
 
 PAGE_PATIENCE_S = 2.0
 """Beyond the age at which evidence is stale: the exporter's usual time-out, so that one page that takes all of it is not lost."""
+RESTART_S = 30.0
+"""An engine that is down for less may be one that is started anew, as in a rolling deploy: a ticket, and no page, as long as
+others of its pool serve. It is drained all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Memory:
     awaited: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     pressed: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """Since when the memory of each is under pressure enough to be a risk, monotonic."""
+    down_since: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """Of those that are down now, monotonic."""
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
@@ -38,6 +43,7 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     new: dict[str, bool] = {}
     awaited: dict[str, float] = {}
     pressed: dict[str, float] = {}
+    down: dict[str, float] = {}
     now, limit_s = situation.snapshot.now, situation.stale_after_s + PAGE_PATIENCE_S
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
@@ -47,7 +53,10 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
             if now - awaited.get(backend.name, -inf) >= situation.stale_after_s:
                 symptoms.append(_lost(situation, backend.name))
         else:
-            symptoms.extend(_dead(seen))
+            if seen.state.is_dead:
+                if seen.state is State.DOWN:
+                    down[backend.name] = memory.down_since.get(backend.name, now)
+                symptoms.append(_dead(seen, _severity(backend, down.get(backend.name), situation)))
             pressure = seen.value(catalog.VRAM_PRESSURE.name)
             if pressure is not None and pressure >= MEMORY_RISK_RATIO:
                 since = pressed[backend.name] = memory.pressed.get(backend.name, now)
@@ -60,13 +69,24 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
                     new[backend.name] = True
             elif backend.name in memory.paged and not seen.state.is_dead and seen.state is not State.STARTING:
                 symptoms.append(_page_lost(seen, age_s, limit_s))
-    unchanged = not new and awaited == memory.awaited and pressed == memory.pressed
-    return memory if unchanged else Memory({**memory.paged, **new}, awaited, pressed), tuple(symptoms)
+    if not new and (awaited, pressed, down) == (memory.awaited, memory.pressed, memory.down_since):
+        return memory, tuple(symptoms)
+    return Memory({**memory.paged, **new} if new else memory.paged, awaited, pressed, down), tuple(symptoms)
 
 
 def _never_heard_of(situation: Situation, name: str) -> bool:
     seen = situation.snapshot.observations.get(name)
     return seen is None or seen.age_s is None
+
+
+def _severity(backend: Backend, down_since: float | None, situation: Situation) -> Severity:
+    """A page, unless it went down a moment ago and its pool can do without it."""
+    if down_since is None or situation.snapshot.now - down_since >= RESTART_S:
+        return Severity.PAGE
+    pools = {(target.gateway, target.pool) for target in backend.targets}
+    peers = (p for p in situation.snapshot.backends if any((t.gateway, t.pool) in pools for t in p.targets))
+    serving = any((seen := situation.fresh(peer.name)) is not None and seen.state.takes_work for peer in peers)
+    return Severity.TICKET if serving else Severity.PAGE
 
 
 def _page_lost(seen: BackendObservation, age_s: float, limit_s: float) -> Symptom:
@@ -93,9 +113,7 @@ def _said(seen: BackendObservation) -> str:
     return seen.error or "; ".join(seen.reasons)
 
 
-def _dead(seen: BackendObservation) -> list[Symptom]:
-    if not seen.state.is_dead:
-        return []
+def _dead(seen: BackendObservation, severity: Severity) -> Symptom:
     kind = FindingKind.HUNG if seen.state is State.HUNG else FindingKind.DOWN
     evidence = {
         "reasons": list(seen.reasons),
@@ -105,7 +123,7 @@ def _dead(seen: BackendObservation) -> list[Symptom]:
     }
     flight = [f"{seen.value(m.name):.0f} {word}" for m, word in _IN_FLIGHT if seen.value(m.name)]
     why = "; ".join([*flight, *seen.reasons]) or "reported by the exporter"
-    return [Symptom(kind, seen.backend, Severity.PAGE, f"{seen.backend} is {seen.state}: {why}", evidence)]
+    return Symptom(kind, seen.backend, severity, f"{seen.backend} is {seen.state}: {why}", evidence)
 
 
 def _pressure(seen: BackendObservation, pressure: float, for_s: float, recent: Window | None) -> list[Symptom]:

@@ -49,6 +49,9 @@ class Offload:
     stepped_at: float = float("-inf")
 
 
+_NONE = Offload()
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     offloads: Mapping[str, Offload] = field(default_factory=lambda: EMPTY)
@@ -62,11 +65,13 @@ def decide(
     desired: list[DesiredState] = []
     for backend in situation.snapshot.backends:
         name, seen = backend.name, situation.fresh(backend.name)
-        before = memory.offloads.get(name, Offload())
+        before = memory.offloads.get(name, _NONE)
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:  # unknown wants nothing; how long it was high or low begins anew
             if before.tiers:
                 offloads[name] = replace(before, high_since=None, low_since=None)
+            continue
+        if name not in memory.offloads and pressure < params.pressure_ratio:  # nearly all of a fleet
             continue
         idle = seen.value(catalog.WAITING.name) == 0
         after = step(before, pressure, idle, situation.snapshot.now, params)

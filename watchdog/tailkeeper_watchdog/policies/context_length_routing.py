@@ -99,15 +99,18 @@ def _cap_on_unknown(
     mode: Mode,
 ) -> list[DesiredState]:
     """Nobody gets more for being silent than its peers at the same gateway and pool get for telling."""
+    silent = [b for b in situation.snapshot.backends if b.name in seen and b.name not in given]
+    if not silent:
+        return []
     peers: dict[tuple[str, str], list[float]] = {}
     for backend in situation.snapshot.backends:
         if backend.name in given:
             for target in backend.targets:
                 peers.setdefault((target.gateway, target.pool), []).append(given[backend.name].weight)
     capped = []
-    for backend in situation.snapshot.backends:
+    for backend in silent:
         told = [weight for target in backend.targets for weight in peers.get((target.gateway, target.pool), ())]
-        if backend.name in seen and backend.name not in given and told:
+        if backend.name not in given and told:
             limit = median(told)
             if limit < 1.0 - params.full_weight_below_ratio:
                 reason = f"its KV cache usage is not known: no more than the median of its {len(told)} peers"

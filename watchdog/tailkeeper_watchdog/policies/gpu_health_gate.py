@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import sqrt
+from math import inf, sqrt
 from statistics import median
 from typing import Annotated
 
@@ -31,7 +31,6 @@ from tailkeeper_watchdog.model import (
     EMPTY,
     BackendObservation,
     DesiredState,
-    GpuObservation,
     Knob,
     Mode,
     Situation,
@@ -267,32 +266,33 @@ def _step_time_s(recent: Window | None) -> float | None:
 def _breached(
     seen: BackendObservation, window: Window | None, worse_miss: float | None, params: GpuHealthGateParams
 ) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-
-    def check(text: str, value: float | None, limit: float, penalty: float) -> None:
-        if value is not None and value > limit:
-            found.append((f"{text} {value:.2f}, limit {limit:.2f}", penalty))
-
-    check(
-        "fragmentation", _worst(seen.gpus, "fragmentation_ratio"), params.fragmentation_limit_ratio, params.fragmentation_penalty
-    )
-    check("KV miss rate", worse_miss, params.kv_miss_limit_ratio, params.kv_miss_penalty)
+    fragmentation = nvlink = pcie = -inf  # below every limit where nobody tells
+    for gpu in seen.gpus:
+        fragmentation = _larger(fragmentation, gpu.fragmentation_ratio.value)
+        nvlink, pcie = _larger(nvlink, gpu.nvlink_ratio.value), _larger(pcie, gpu.pcie_ratio.value)
     pre = window.quantile("preprocess", 0.95) if window else None
-    check("preprocessing P95 in s", pre.value if pre else None, params.preprocess_p95_limit_s, params.preprocess_penalty)
-    before = len(found)
-    check("NVLink use", _worst(seen.gpus, "nvlink_ratio"), params.nvlink_limit_ratio, params.link_penalty)
-    if len(found) == before:  # the two links are one dimension with one penalty
-        check("PCIe use", _worst(seen.gpus, "pcie_ratio"), params.pcie_limit_ratio, params.link_penalty)
+    found = []
+    if fragmentation > params.fragmentation_limit_ratio:
+        words = _over("fragmentation", fragmentation, params.fragmentation_limit_ratio)
+        found.append((words, params.fragmentation_penalty))
+    if worse_miss is not None and worse_miss > params.kv_miss_limit_ratio:
+        found.append((_over("KV miss rate", worse_miss, params.kv_miss_limit_ratio), params.kv_miss_penalty))
+    if pre is not None and pre.value > params.preprocess_p95_limit_s:
+        words = _over("preprocessing P95 in s", pre.value, params.preprocess_p95_limit_s)
+        found.append((words, params.preprocess_penalty))
+    if nvlink > params.nvlink_limit_ratio:  # the two links are one dimension with one penalty
+        found.append((_over("NVLink use", nvlink, params.nvlink_limit_ratio), params.link_penalty))
+    elif pcie > params.pcie_limit_ratio:
+        found.append((_over("PCIe use", pcie, params.pcie_limit_ratio), params.link_penalty))
     return found
 
 
-def _worst(gpus: tuple[GpuObservation, ...], attribute: str) -> float | None:
-    worst: float | None = None
-    for gpu in gpus:
-        value = getattr(gpu, attribute).value
-        if value is not None and (worst is None or value > worst):
-            worst = value
-    return worst
+def _over(what: str, value: float, limit: float) -> str:
+    return f"{what} {value:.2f}, limit {limit:.2f}"
+
+
+def _larger(worst: float, value: float | None) -> float:
+    return worst if value is None or value <= worst else value
 
 
 HOT_CELSIUS = 75.0
@@ -359,10 +359,9 @@ def _maybe_open(
 ) -> Breaker:
     if peers_error_ratio is None or peers_error_ratio >= params.breaker_close_error_ratio:
         return breaker  # everyone fails: a common cause, not this backend
-    ratio = recent.error_ratio if recent else None
     if breaker.failures_in_a_row >= params.breaker_failures:
         why = f"{breaker.failures_in_a_row:.0f} failures in a row, peers at {peers_error_ratio:.1%}"
-    elif recent is not None and ratio is not None and ratio > params.breaker_error_ratio:
+    elif recent is not None and (ratio := recent.error_ratio) is not None and ratio > params.breaker_error_ratio:
         count = recent.requests
         if count is None or count < params.breaker_min_requests:
             return breaker

@@ -7,7 +7,8 @@ warm-up and preemptions per second, else used ÷ total.
   is a ticket.
 * Level 2, at 90 % for 10 s: drain, the annotation ``oom-risk=level2``, and after 5 s of grace for what is in flight the taint
   ``gpu-mem-pressure=high:NoSchedule``, so that a scheduler puts nothing more there. A drain needs a second signal beside the
-  pressure: preemptions, memory-copy use above 85 %, rising single-bit ECC errors, or a broken latency SLO.
+  pressure: preemptions, memory-copy use above 85 %, rising single-bit ECC errors, or a broken latency SLO. Once
+  drained there is no traffic to show it with, so what was seen last goes on to count.
 
 A level ends where the pressure has fallen 5 points below its limit. A gap in the evidence starts the waiting anew.
 """
@@ -23,7 +24,7 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
 from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
-from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
+from tailkeeper_watchdog.model import DRAIN, EMPTY, Backend, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import Window
 
@@ -68,6 +69,9 @@ class Memory:
     second: Mapping[str, Level] = field(default_factory=lambda: EMPTY)
     ecc: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """Single-bit ECC errors counted when the pressure began."""
+    agreed: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: EMPTY)
+    """What last said the same above the second limit. It counts on while the backend is drained: without traffic there is nothing
+    to preempt, and it would be let in again with its memory as full as before."""
 
 
 def decide(
@@ -77,12 +81,16 @@ def decide(
     first: dict[str, Level] = {}
     second: dict[str, Level] = {}
     ecc: dict[str, float] = {}
+    agreed: dict[str, tuple[str, ...]] = {}
     desired: list[DesiredState] = []
     now = situation.snapshot.now
+    lowest = min(params.level1_ratio, params.level2_ratio)
     for backend in situation.snapshot.backends:
         name, seen = backend.name, situation.fresh(backend.name)
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:
+            continue
+        if name not in memory.first and pressure < lowest:  # nearly all of a fleet
             continue
         one = memory.first.get(name, Level())
         one = one.after(pressure, params.level1_ratio, params.hysteresis_ratio, params.level1_after_s, now)
@@ -94,10 +102,19 @@ def decide(
         errors = _single_bit_errors(seen)
         if errors is not None:
             ecc[name] = memory.ecc.get(name, errors)
-        signals = ("memory_pressure", *_agreeing(seen, situation.recent.get(name), ecc.get(name), situation, params))
+        agreeing = tuple(_agreeing(seen, situation.recent.get(name), ecc.get(name), situation, params))
+        if two != Level():
+            before = memory.agreed.get(name, ()) if _is_drained(backend, situation) else ()
+            agreeing = agreed[name] = tuple(dict.fromkeys((*before, *agreeing)))
+        signals = ("memory_pressure", *agreeing)
         for knob, value, reason in _wants(pressure, one, two, signals, now, params):
             desired.append(DesiredState(NAME, name, knob, value, reason, mode, signals, seen.age_s))
-    return Memory(first, second, ecc), tuple(desired)
+    return Memory(first, second, ecc, agreed), tuple(desired)
+
+
+def _is_drained(backend: Backend, situation: Situation) -> bool:
+    admission = situation.knob(backend, Knob.ADMISSION)
+    return admission is not None and admission.actual == DRAIN
 
 
 def _wants(

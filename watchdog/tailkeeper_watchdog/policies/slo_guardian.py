@@ -87,6 +87,7 @@ class Look:
 
     ttft_p99_s: float | None = None
     itl_p99_s: float | None = None
+    """Asked only where memory is short: by itself it is no reason for anything here."""
     error_ratio: float | None = None
     requests: float | None = None
     """Under way or waiting, over the pool."""
@@ -141,14 +142,16 @@ def look(fresh: list[BackendObservation], situation: Situation, params: SloGuard
     total = ok + failed
     running, waiting = (_sum(fresh, metric.name) for metric in (catalog.RUNNING, catalog.WAITING))
     pressures = [p for seen in fresh if (p := seen.value(catalog.VRAM_PRESSURE.name)) is not None]
+    memory = sum(pressures) / len(pressures) if pressures else None
+    short_of_memory = memory is not None and memory > params.shed_memory_ratio
     rates = [r for w in windows if (r := w.rate(catalog.GENERATED_TOKENS.name)) is not None]
     return Look(
         ttft_p99_s=_p99(windows, "ttft", params.min_requests),
-        itl_p99_s=_p99(windows, "itl", params.min_requests),
+        itl_p99_s=_p99(windows, "itl", params.min_requests) if short_of_memory else None,
         error_ratio=failed / total if total >= params.min_requests else None,
         requests=None if running is None else running + (waiting or 0.0),
         waiting=waiting,
-        memory=sum(pressures) / len(pressures) if pressures else None,
+        memory=memory,
         tokens_per_s=sum(rates) if rates else None,
     )
 

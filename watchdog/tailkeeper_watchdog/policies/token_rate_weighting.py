@@ -20,10 +20,10 @@ the tap's queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import exp
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -35,6 +35,9 @@ from tailkeeper_watchdog.policies.base import Policy
 NAME = "token_rate_weighting"
 Ratio = Annotated[float, Field(ge=0, le=1)]
 MAX_HINTS = 64
+Pool = tuple[str, str]
+Group = tuple[Pool, tuple[str, str]]
+"""Gateway and pool, and in it model and precision."""
 PENALTY_PER_STEP = 0.05
 PENALTY_STEP_S = 0.010
 """Each 10 ms of P99 above the baseline cost a factor of exp(−0.05)."""
@@ -61,10 +64,11 @@ class TokenRateWeightingParams(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The weight a backend has by this policy, and when it was last corrected; monotonic seconds."""
+    """The weight a backend has by this policy, when it was last corrected (monotonic seconds), and why it is what it is."""
 
     weight: float
     at: float
+    why: str = ""
     arrived: bool = False
     """Whether it ever was within one step of what was due."""
 
@@ -74,11 +78,15 @@ class Memory:
     given: Mapping[str, Given] = field(default_factory=lambda: EMPTY)
     drained_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """When each backend was last seen drained; monotonic seconds."""
+    judged: Mapping[Group, tuple[float, tuple[str, ...]]] = field(default_factory=lambda: EMPTY)
+    """When each group was last compared (monotonic seconds), and who could be: until a step is due its wishes are repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Speed:
-    """What one backend does now; None is not known. Tokens per second of one running request, seconds, ratios, requests."""
+class _Speed(NamedTuple):
+    """What one backend does now; None is not known. Tokens per second of one running request, seconds, ratios, requests.
+
+    A tuple, as the merit is: one for every backend of the fleet at every step, and a dataclass takes three times as long to make.
+    """
 
     seen: BackendObservation
     tokens_per_s: float
@@ -88,13 +96,17 @@ class _Speed:
     running: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Merit:
-    """What one backend earned, before it is compared: ``parts`` are for the reason."""
+class _Merit(NamedTuple):
+    """What one backend earned, before it is compared."""
 
-    seen: BackendObservation
+    speed: _Speed
+    load: float
     value: float
-    parts: str
+
+    @property
+    def why(self) -> str:
+        p99 = "not known" if self.speed.p99_s is None else f"{self.speed.p99_s * 1e3:.0f} ms"
+        return f"{self.speed.tokens_per_s:.1f} tokens/s a running request, P99 between tokens {p99}, load {self.load:.0%}"
 
 
 def latency_penalty(p99_s: float, baseline_s: float) -> float:
@@ -104,8 +116,11 @@ def latency_penalty(p99_s: float, baseline_s: float) -> float:
 
 def composite_load(memory: float | None, kv_miss: float | None, active: float | None) -> float:
     """Load in [0, 1] from memory, KV misses and active requests, each a ratio; None counts for nothing."""
-    parts = ((MEMORY_SHARE, memory), (MISS_SHARE, kv_miss), (ACTIVE_SHARE, active))
-    return sum(share * min(1.0, max(0.0, value)) for share, value in parts if value is not None)
+    load = 0.0
+    for share, value in ((MEMORY_SHARE, memory), (MISS_SHARE, kv_miss), (ACTIVE_SHARE, active)):
+        if value is not None:
+            load += share * min(1.0, max(0.0, value))
+    return load
 
 
 def decide(
@@ -115,34 +130,47 @@ def decide(
     now = situation.snapshot.now
     given = dict(memory.given)
     drained_at = {**memory.drained_at, **{b.name: now for b in situation.snapshot.backends if situation.is_drained(b)}}
+    judged: dict[Group, tuple[float, tuple[str, ...]]] = {}
     desired: list[DesiredState] = []
-    for groups in _pools(situation).values():
+    for pool, groups in _pools(situation).items():
         hints = {key: _hint(*key, params) for key in groups}
+        most = max(hints.values())
         for key, group in groups.items():
-            for merit, share in _shared_out(group, situation, drained_at, params):
-                name = merit.seen.backend
-                due = 1.0 if share >= 1.0 - params.even_within_ratio else share
-                after = given[name] = _corrected(given.get(name), due * hints[key] / max(hints.values()), now, params)
-                if after.weight < 1.0:
-                    weight, age = round(after.weight, 4), merit.seen.age_s
-                    desired.append(DesiredState(NAME, name, Knob.WEIGHT, weight, merit.parts, mode, ("tokens",), age))
-    return Memory(given, drained_at), tuple(desired)
+            at, names = memory.judged.get((pool, key), (float("-inf"), ()))
+            if now - at >= params.interval_s:
+                at, shares = now, _shared_out(group, situation, drained_at, params)
+                names = tuple(merit.speed.seen.backend for merit, _ in shares)
+                for merit, share in shares:
+                    name = merit.speed.seen.backend
+                    due = 1.0 if share >= 1.0 - params.even_within_ratio else share
+                    given[name] = _corrected(given.get(name), merit, due * hints[key] / most, now, params)
+            judged[pool, key] = at, names
+            desired.extend(_wishes(names, given, situation, mode))
+    return Memory(given, drained_at, judged), tuple(desired)
 
 
-def _corrected(before: Given | None, share: float, now: float, params: TokenRateWeightingParams) -> Given:
+def _wishes(names: tuple[str, ...], given: Mapping[str, Given], situation: Situation, mode: Mode) -> Iterator[DesiredState]:
+    """What stands, for those that are heard of now."""
+    for name in names:
+        held = given.get(name)
+        if held is not None and held.weight < 1.0 and (seen := situation.fresh(name)) is not None:
+            yield DesiredState(NAME, name, Knob.WEIGHT, round(held.weight, 4), held.why, mode, ("tokens",), seen.age_s)
+
+
+def _corrected(before: Given | None, merit: _Merit, share: float, now: float, params: TokenRateWeightingParams) -> Given:
     """One step toward the share that is due, when a step is due."""
     before = before or Given(1.0, float("-inf"))
     if now - before.at < params.interval_s:
         return before
     missing = share - before.weight
     step = max(-params.max_step, min(params.max_step, missing * (params.correction if before.arrived else 1.0)))
-    arrived = before.arrived or abs(missing) <= params.max_step
-    return Given(max(params.floor_weight, min(1.0, before.weight + step)), now, arrived)
+    weight = max(params.floor_weight, min(1.0, before.weight + step))
+    return Given(weight, now, merit.why if weight < 1.0 else "", before.arrived or abs(missing) <= params.max_step)
 
 
-def _pools(situation: Situation) -> dict[tuple[str, str], dict[tuple[str, str], list[Backend]]]:
+def _pools(situation: Situation) -> dict[Pool, dict[tuple[str, str], list[Backend]]]:
     """Backends by gateway and pool, and in it by model and precision. One at several gateways counts at its first."""
-    pools: dict[tuple[str, str], dict[tuple[str, str], list[Backend]]] = {}
+    pools: dict[Pool, dict[tuple[str, str], list[Backend]]] = {}
     for backend in situation.snapshot.backends:
         place = (backend.targets[0].gateway, backend.targets[0].pool) if backend.targets else ("", "")
         pools.setdefault(place, {}).setdefault((backend.model, backend.quantization), []).append(backend)
@@ -163,9 +191,8 @@ def _shared_out(
     if len(speeds) < 2:
         return []
     busiest = max(s.running or 0.0 for s in speeds)
-    tell_memory, tell_miss, tell_running = (
-        all(getattr(s, part) is not None for s in speeds) for part in ("memory", "kv_miss", "running")
-    )
+    tell_memory = None not in [s.memory for s in speeds]
+    tell_miss, tell_running = None not in [s.kv_miss for s in speeds], None not in [s.running for s in speeds]
     merits = [
         _merit(
             s,
@@ -191,9 +218,8 @@ def _worked_throughout(backend: str, situation: Situation, drained_at: Mapping[s
 def _speed(seen: BackendObservation, situation: Situation, params: TokenRateWeightingParams) -> _Speed | None:
     """None where its speed is not known, or too few tokens say it."""
     window = situation.windows.get(seen.backend)
-    mean_s = window.mean_s(catalog.ITL.name) if window else None
     tokens = window.increase(catalog.GENERATED_TOKENS.name) if window else None
-    if window is None or not mean_s or tokens is None or tokens < params.min_tokens:
+    if window is None or tokens is None or tokens < params.min_tokens or not (mean_s := window.mean_s(catalog.ITL.name)):
         return None
     p99 = situation.p99(seen.backend, "itl")
     return _Speed(
@@ -208,9 +234,7 @@ def _speed(seen: BackendObservation, situation: Situation, params: TokenRateWeig
 
 def _merit(speed: _Speed, load: float, params: TokenRateWeightingParams) -> _Merit:
     penalty = 1.0 if speed.p99_s is None else latency_penalty(speed.p99_s, params.baseline_p99_s)
-    said = "not known" if speed.p99_s is None else f"{speed.p99_s * 1e3:.0f} ms"
-    parts = f"{speed.tokens_per_s:.1f} tokens/s a running request, P99 between tokens {said}, load {load:.0%}"
-    return _Merit(speed.seen, speed.tokens_per_s * penalty * (1.0 - load), parts)
+    return _Merit(speed, load, speed.tokens_per_s * penalty * (1.0 - load))
 
 
 POLICY = Policy(
