@@ -385,3 +385,14 @@ async def test_what_cannot_be_written_down_is_not_done_and_is_found_all_the_same
     world.ledger._db.execute("PRAGMA query_only=OFF")
     await world.run(0.5)
     assert world.admission("b") == DRAIN
+
+
+async def test_who_refuses_requests_is_not_ill(tmp_path: Path) -> None:
+    """Its tap sheds for us, or its queue is full: the breaker is for requests that were taken in and failed."""
+    world = World(tmp_path / "ledger.db")
+    rejected = f"{catalog.REQUESTS.name}{{rejected}}"
+    for step in range(40):
+        world.sick["b"].extra[rejected] = 5.0 * step
+        await world.run(0.5)
+
+    assert world.admission("b") == SERVE

@@ -157,3 +157,24 @@ def test_one_address_needs_no_merging_and_secrets_in_a_url_do_not_get_into_names
     assert (type(single), single.name) == (Scripted, "edge")
     assert isinstance(several, ReplicatedActuator)
     assert list(several.replicas) == ["edge#1(/run/a)", "edge#2(gate:1/x)"]
+
+
+def test_a_doubt_about_one_knob_keeps_no_other_from_being_given_back() -> None:
+    told = {
+        replica: ServerState({Knob.WEIGHT: weight, Knob.ADMISSION: SERVE}) for replica, weight in (("one", 0.5), ("two", 1.0))
+    }
+    state = merge(told, {})
+    assert "weight differs" in state.doubt_of(Knob.WEIGHT, giving_back=True)
+    assert state.doubt_of(Knob.ADMISSION, giving_back=True) == ""
+
+
+def test_a_replica_that_does_not_know_the_server_has_nothing_to_give_back_and_much_to_doubt_else() -> None:
+    state = merge({"one": ServerState({Knob.ADMISSION: SERVE}), "two": None}, {})
+    assert state.doubt_of(Knob.ADMISSION, giving_back=True) == ""
+    assert state.doubt_of(Knob.ADMISSION, giving_back=False) == "two knows no such server"
+
+
+def test_a_replica_that_was_not_read_is_a_doubt_about_everything() -> None:
+    error = ActuatorError(ErrorKind.TIMEOUT, "edge", "a", "no answer")
+    state = merge({"one": ServerState({Knob.ADMISSION: SERVE}), "two": error}, {})
+    assert "was not read" in state.doubt_of(Knob.ADMISSION, giving_back=True)

@@ -203,7 +203,7 @@ def _toward(wish: DesiredState, target: Target, server: ServerState, lease: Leas
         return Change(kind, wish.backend, target, wish.knob, value, lease.prior, wish.policy, wish.reason, lease, reverts, actual)
 
     if same(wish.knob, actual, lease.written):
-        if server.doubt or _differs_enough(wish.knob, value, lease.written):
+        if server.doubt_of(wish.knob, giving_back=False) or _differs_enough(wish.knob, value, lease.written):
             return [change(ChangeKind.APPLY)]
         return [change(ChangeKind.RENEW)] if _due(lease, given) or not lease.confirmed else []
     if not lease.confirmed and same(wish.knob, actual, lease.prior):

@@ -321,8 +321,9 @@ class _Run:
         except ActuatorError as error:
             return failure or error, None
         actual = None if state is None else state.values.get(change.knob)
-        if state is not None and state.doubt:
-            return ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, state.doubt), actual
+        doubt = "" if state is None else state.doubt_of(change.knob, giving_back=change.kind is not ChangeKind.APPLY)
+        if doubt:
+            return ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, doubt), actual
         # A value that is given back is one that the gateway had: it needs no room for rounding.
         there = written if change.kind is ChangeKind.APPLY else same
         if actual is not None and there(change.knob, actual, change.value):

@@ -111,6 +111,15 @@ class Window:
         return finished[1] / finished[0] if finished is not None and finished[0] > 0 else None
 
     @property
+    def failure_ratio(self) -> float | None:
+        """Share of the requests taken in that failed: what is refused, by us or for want of room, is no sign of illness."""
+        if self.start is None or self.end is None:
+            return None
+        before, after = self.start.counters, self.end.counters
+        ok, failed = _rise(before, after, _OK), _rise(before, after, _ERROR)
+        return None if ok is None or failed is None or ok + failed <= 0 else failed / (ok + failed)
+
+    @property
     def kv_miss_ratio(self) -> float | None:
         queries, hits = self.increase(catalog.KV_QUERIES.name), self.increase(catalog.KV_HITS.name)
         return None if not queries or hits is None else min(1.0, max(0.0, 1.0 - hits / queries))

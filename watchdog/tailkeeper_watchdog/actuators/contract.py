@@ -54,6 +54,15 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """One reason of a state's doubt: about one knob, or about the server. ``is_absence``: a replica does not know the server."""
+
+    text: str
+    knob: Knob | None = None
+    is_absence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServerState:
     """What a gateway says of one server.
 
@@ -72,6 +81,15 @@ class ServerState:
     doubt: str = ""
     normal_weight: float | None = None
     cannot: Mapping[Knob, str] = field(default_factory=lambda: EMPTY)
+    doubts: tuple[Doubt, ...] = ()
+    """What ``doubt`` says, taken apart; empty where it is one reason about the whole server."""
+
+    def doubt_of(self, knob: Knob, *, giving_back: bool) -> str:
+        """What is doubtful about one knob. Where a replica does not know the server there is nothing to give back, and much to
+        doubt while something is wanted of it: it may have it under another name."""
+        if not self.doubts:
+            return self.doubt
+        return "; ".join(d.text for d in self.doubts if d.knob in (None, knob) and not (giving_back and d.is_absence))
 
 
 class Actuator(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from tailkeeper_watchdog.actuators.calls import turn
-from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
+from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, Doubt, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.model import Knob, KnobValue
 
 Answer = ServerState | ActuatorError | None
@@ -129,24 +129,27 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
     """One state from what each replica says of one server; it has no values where none of them has told any."""
     states = {replica: answer for replica, answer in answers.items() if isinstance(answer, ServerState)}
     doubts = [_silence(replica, answer) for replica, answer in answers.items() if not isinstance(answer, ServerState)]
-    doubts += [f"{replica}: {state.doubt}" for replica, state in states.items() if state.doubt]
+    doubts += [Doubt(f"{replica}: {state.doubt}") for replica, state in states.items() if state.doubt]
     values: dict[Knob, KnobValue] = {}
     for knob in (knob for knob in Knob if any(knob in state.values for state in states.values())):
         said = {replica: state.values.get(knob) for replica, state in states.items()}
         known = [value for value in said.values() if value is not None]
         values[knob] = max(known, key=lambda value: _distance(value, written.get(knob, known[0])))
         if len(set(said.values())) > 1:
-            doubts.append(f"{knob.value} differs: " + ", ".join(f"{replica} {value}" for replica, value in said.items()))
+            texts = ", ".join(f"{replica} {value}" for replica, value in said.items())
+            doubts.append(Doubt(f"{knob.value} differs: {texts}", knob))
     sessions = [state.sessions for state in states.values()]
     total = None if len(states) < len(answers) else _sum(sessions)
     normal = max((s.normal_weight for s in states.values() if s.normal_weight is not None), default=None)
     in_service = all(state.in_service for state in states.values())
     cannot = {knob: f"{replica}: {why}" for replica, state in states.items() for knob, why in state.cannot.items()}
-    return ServerState(values, in_service, total, "; ".join(doubts), normal, cannot)
+    return ServerState(values, in_service, total, "; ".join(d.text for d in doubts), normal, cannot, tuple(doubts))
 
 
-def _silence(replica: str, answer: ActuatorError | None) -> str:
-    return f"{replica} knows no such server" if answer is None else f"{replica} was not read: {answer}"
+def _silence(replica: str, answer: ActuatorError | None) -> Doubt:
+    if answer is None:
+        return Doubt(f"{replica} knows no such server", is_absence=True)
+    return Doubt(f"{replica} was not read: {answer}")
 
 
 def _distance(value: KnobValue, wanted: KnobValue) -> float:

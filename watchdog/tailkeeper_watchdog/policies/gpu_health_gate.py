@@ -151,7 +151,7 @@ def decide(
     now = situation.snapshot.now
     desired: list[DesiredState] = []
     new_breaker, new_baseline = Breaker(), KvBaseline()
-    error_ratios = {name: e for name, w in situation.recent.items() if (e := w.error_ratio) is not None}
+    error_ratios = {name: e for name, w in situation.recent.items() if (e := w.failure_ratio) is not None}
     overall = median(error_ratios.values()) if error_ratios else None
     for backend in situation.snapshot.backends:
         seen = situation.fresh(backend.name)
@@ -361,7 +361,7 @@ def _maybe_open(
         return breaker  # everyone fails: a common cause, not this backend
     if breaker.failures_in_a_row >= params.breaker_failures:
         why = f"{breaker.failures_in_a_row:.0f} failures in a row, peers at {peers_error_ratio:.1%}"
-    elif recent is not None and (ratio := recent.error_ratio) is not None and ratio > params.breaker_error_ratio:
+    elif recent is not None and (ratio := recent.failure_ratio) is not None and ratio > params.breaker_error_ratio:
         count = recent.requests
         if count is None or count < params.breaker_min_requests:
             return breaker

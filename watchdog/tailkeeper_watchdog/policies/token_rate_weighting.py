@@ -41,6 +41,8 @@ Group = tuple[Pool, tuple[str, str]]
 PENALTY_PER_STEP = 0.05
 PENALTY_STEP_S = 0.010
 """Each 10 ms of P99 above the baseline cost a factor of exp(−0.05)."""
+AS_GOOD_AS_ALL = 0.02
+"""Corrections become ever smaller: from here on the way back to all of the traffic is over, or it would never be."""
 MEMORY_SHARE, MISS_SHARE, ACTIVE_SHARE = 0.4, 0.35, 0.25
 
 
@@ -165,6 +167,8 @@ def _corrected(before: Given | None, merit: _Merit, share: float, now: float, pa
     missing = share - before.weight
     step = max(-params.max_step, min(params.max_step, missing * (params.correction if before.arrived else 1.0)))
     weight = max(params.floor_weight, min(1.0, before.weight + step))
+    if share >= 1.0 and weight > 1.0 - AS_GOOD_AS_ALL:
+        weight = 1.0
     return Given(weight, now, merit.why if weight < 1.0 else "", before.arrived or abs(missing) <= params.max_step)
 
 
