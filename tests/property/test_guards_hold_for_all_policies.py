@@ -222,7 +222,7 @@ class WatchingAll(Watching):
         for sick in self.world.sick.values():
             sick.state, sick.silent, sick.extra = State.SERVING, False, {}
             sick.itl_s, sick.ttft_s, sick.errors_per_tick = 0.02, 0.2, 0.0
-        self.time_passes(700.0 if self.world.ledger.attempts(self.world.clock.wall()) else 300.0)
+        self.time_passes(800.0)  # weights come back by ever smaller steps, and repeaters wait longer
         left = [lease for lease in self.world.ledger.leases() if lease.knob not in KEPT_WHILE_WELL]
         assert left == []
         for sick in self.world.sick.values():
@@ -232,6 +232,6 @@ class WatchingAll(Watching):
 
 
 WatchingAll.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=5, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWhateverHappens = WatchingAll.TestCase
