@@ -205,7 +205,7 @@ async def _world(kind: str, programs: RealPrograms) -> AsyncIterator[RouterWorld
         (Path(folder) / "token").write_text(TOKEN)
         at, auth = f"http://127.0.0.1:{port}", Auth(bearer_file=Path(folder) / "token")
         actuator = router_actuator(kind, at, Path(folder) / "removed.json", auth)
-        yield RouterWorld(program, recorder, at, Path(folder), actuator, *urls)
+        yield RouterWorld(program, recorder, at, Path(folder), actuator, urls[0], urls[1])
 
 
 @asynccontextmanager

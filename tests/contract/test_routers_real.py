@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,10 @@ from tests.contract.router_worlds import (
     HttpRecorder,
     RouterProgram,
     fake_engine,
-    free_port,
     router,
     router_actuator,
 )
-from tests.e2e.real_programs import wait_until
+from tests.e2e.real_programs import free_port, wait_until
 from tests.e2e.tiny_servers import serving
 
 pytestmark = pytest.mark.real
@@ -75,7 +75,7 @@ async def admission(actuator: Actuator, server: str) -> object:
 
 
 async def refused(
-    actuator: Actuator, server: str, values: dict[Knob, float | str], deadline_s: float = DEADLINE_S
+    actuator: Actuator, server: str, values: Mapping[Knob, float | str], deadline_s: float = DEADLINE_S
 ) -> ActuatorError:
     with pytest.raises(ActuatorError) as caught:
         await actuator.write(server, values, deadline_s)
@@ -127,7 +127,7 @@ def as_told(row: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in row.items() if key != "id"}
 
 
-RICH = {
+RICH: dict[str, Any] = {
     "set by hand": {
         "model_id": "mine", "priority": 7, "cost": 2.5, "labels": {"zone": "a", "team": "x"}, "tokenizer_path": "/t",
         "reasoning_parser": "r1", "tool_parser": "qwen", "chat_template": "c",

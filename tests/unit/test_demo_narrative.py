@@ -46,14 +46,14 @@ class Demo:
         buckets = [
             {"t": START + t, "within_slo": 10, "missed_slo": self.missed.get(t, 0), "ttft_p99": 0.3} for t in range(int(at_s) + 1)
         ]
-        leases = [{}] * self.leases
+        leases: list[dict[str, Any]] = [{}] * self.leases
         backend = {
             "backend": "sim-b", "state": self.state, "desired": {"admission": self.wanted, "weight": 1.0}, "leases": leases
         }  # fmt: skip
         fleet = {
             "backends": [backend, {**backend, "backend": "sim-a", "actual": {"admission": "serve", "weight": 1.0}, "leases": []}]
         }
-        seen = Seen(at_s, START + at_s, fleet, self.findings, self.decisions, {"buckets": buckets})
+        seen = Seen(at_s, START + at_s, fleet, [*self.findings], [*self.decisions], {"buckets": buckets})
         return [event.word for event in self.narrator.feed(seen)]
 
 

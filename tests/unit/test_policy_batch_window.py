@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ class Batches:
         self.gaps, self.arrived, self.now = gaps, 0.0, 1_000.0
         self.knob: dict[tuple[str, Knob], KnobValue] = {("a", Knob.BATCH_WINDOW_S): 0.1}
 
-    def tick(self, seconds: float, requests: int = 60, **recent: object) -> KnobValue | None:
+    def tick(self, seconds: float, requests: int = 60, **recent: Any) -> KnobValue | None:
         self.now += seconds
         records = []
         for number in range(requests):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
@@ -25,7 +27,7 @@ class Pool:
 
     def tick(self, seconds: float, recent: Window | None = GOOD, *, heard: bool = True, **values: float) -> Wants:
         self.now += seconds
-        said = {"running": 4.0, "waiting": 0.0, "vram_pressure": 0.5} | values
+        said: dict[str, Any] = {"running": 4.0, "waiting": 0.0, "vram_pressure": 0.5} | values
         observations = [seen(n, age_s=0.0 if heard else 60.0, **said) for n in "ab"] + [seen("z")]
         fleet = (backend("a"), backend("b"), backend("z", pool="other"))
         windows = dict.fromkeys("ab", recent) if recent is not None else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -115,7 +116,7 @@ def new_offload(**params: object) -> Run:
     return Run(cache_offload.POLICY, CacheOffloadParams.model_validate(params))
 
 
-def modes(run: Run, looks: list[tuple[float, float | None, float]]) -> list[KnobValue | None]:
+def modes(run: Run, looks: Sequence[tuple[float, float | None, float]]) -> list[KnobValue | None]:
     """The cache mode at each (seconds, pressure, requests waiting)."""
     found = []
     for at, pressure, waiting in looks:

@@ -61,7 +61,7 @@ def test_only_a_regular_worker_can_be_removed_from_vllms_router(kind: str, canno
     assert bool(workers[URL].cannot) is cannot
 
 
-HOSTILE = [
+HOSTILE: list[Any] = [
     None, [], {}, {"workers": None}, {"workers": {}}, {"workers": [1]}, {"workers": [{}]},
     {"workers": [{"url": 1, "is_healthy": True}]},
     {"workers": [{"url": "u", "is_healthy": "yes"}]}, {"workers": [{**ROW, "worker_type": 1}]},
