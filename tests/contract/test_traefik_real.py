@@ -307,13 +307,6 @@ def test_the_settings_refuse_a_file_of_another_format() -> None:
 def test_a_list_of_services_that_is_none_is_an_error_and_never_a_state() -> None:
     unnamed = json.loads('[{"name": "x@file"}]')
     hostile: tuple[Any, ...] = (7, {}, [7], [{}], [{"name": "llm@file", "weighted": {"services": 7}}], unnamed)
-        7,
-        {},
-        [7],
-        [{}],
-        [{"name": "llm@file", "weighted": {"services": 7}}],
-        json.loads('[{"name": "x@file"}]'),
-    )
     for answer in hostile:
         with pytest.raises(CallError) as caught:
             parse_services(answer, "llm")
