@@ -178,3 +178,13 @@ def test_a_replica_that_was_not_read_is_a_doubt_about_everything() -> None:
     error = ActuatorError(ErrorKind.TIMEOUT, "edge", "a", "no answer")
     state = merge({"one": ServerState({Knob.ADMISSION: SERVE}), "two": error}, {})
     assert "was not read" in state.doubt_of(Knob.ADMISSION, giving_back=True)
+
+
+def test_the_replica_that_gives_a_server_least_counts_for_the_cap_whatever_the_others_give() -> None:
+    told = {
+        "one": ServerState({Knob.WEIGHT: 0.2, Knob.ADMISSION: SERVE}),
+        "two": ServerState({Knob.WEIGHT: 1.0, Knob.ADMISSION: DRAIN}),
+    }
+    state = merge(told, {})
+    assert (state.least(Knob.WEIGHT), state.least(Knob.ADMISSION)) == (0.2, DRAIN)
+    assert merge({"one": told["one"], "two": told["one"]}, {}).least(Knob.WEIGHT) == 0.2

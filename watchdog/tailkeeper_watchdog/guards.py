@@ -165,12 +165,12 @@ def acted_on_by(lease: Lease) -> bool:
 
 
 def _gets_nothing(server: ServerState) -> bool:
-    return not server.in_service or server.values.get(Knob.ADMISSION) == DRAIN or server.values.get(Knob.WEIGHT) == 0
+    return not server.in_service or server.least(Knob.ADMISSION) == DRAIN or server.least(Knob.WEIGHT) == 0
 
 
 def _gets_little(server: ServerState) -> bool:
     """Nothing, or less than half of the normal share, whoever wanted that."""
-    weight = server.values.get(Knob.WEIGHT)
+    weight = server.least(Knob.WEIGHT)
     lowered = weight is not None and server.normal_weight is not None and float(weight) < ACTED_ON_SHARE * server.normal_weight
     return lowered or _gets_nothing(server)
 

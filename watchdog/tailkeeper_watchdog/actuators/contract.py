@@ -81,8 +81,14 @@ class ServerState:
     doubt: str = ""
     normal_weight: float | None = None
     cannot: Mapping[Knob, str] = field(default_factory=lambda: EMPTY)
+    lowest: Mapping[Knob, KnobValue] = field(default_factory=lambda: EMPTY)
+    """Weight and admission at the replica that gives the server least, where replicas differ: it counts for every cap."""
     doubts: tuple[Doubt, ...] = ()
     """What ``doubt`` says, taken apart; empty where it is one reason about the whole server."""
+
+    def least(self, knob: Knob) -> KnobValue | None:
+        """What the server has at least of weight or admission, at whichever replica."""
+        return self.lowest.get(knob, self.values.get(knob))
 
     def doubt_of(self, knob: Knob, *, giving_back: bool) -> str:
         """What is doubtful about one knob. Where a replica does not know the server there is nothing to give back, and much to

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tailkeeper_watchdog.actuators.calls import turn
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, Doubt, ErrorKind, ServerState, Support
-from tailkeeper_watchdog.model import Knob, KnobValue
+from tailkeeper_watchdog.model import DRAIN, Knob, KnobValue
 
 Answer = ServerState | ActuatorError | None
 """What one replica says of one server: its state, why it could not tell, or that it knows no such server."""
@@ -131,6 +131,7 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
     doubts = [_silence(replica, answer) for replica, answer in answers.items() if not isinstance(answer, ServerState)]
     doubts += [Doubt(f"{replica}: {state.doubt}") for replica, state in states.items() if state.doubt]
     values: dict[Knob, KnobValue] = {}
+    lowest: dict[Knob, KnobValue] = {}
     for knob in (knob for knob in Knob if any(knob in state.values for state in states.values())):
         said = {replica: state.values.get(knob) for replica, state in states.items()}
         known = [value for value in said.values() if value is not None]
@@ -138,12 +139,16 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
         if len(set(said.values())) > 1:
             texts = ", ".join(f"{replica} {value}" for replica, value in said.items())
             doubts.append(Doubt(f"{knob.value} differs: {texts}", knob))
+            if knob is Knob.WEIGHT:
+                lowest[knob] = min(known, key=float)
+            elif knob is Knob.ADMISSION:
+                lowest[knob] = DRAIN if DRAIN in known else known[0]
     sessions = [state.sessions for state in states.values()]
     total = None if len(states) < len(answers) else _sum(sessions)
     normal = max((s.normal_weight for s in states.values() if s.normal_weight is not None), default=None)
     in_service = all(state.in_service for state in states.values())
     cannot = {knob: f"{replica}: {why}" for replica, state in states.items() for knob, why in state.cannot.items()}
-    return ServerState(values, in_service, total, "; ".join(d.text for d in doubts), normal, cannot, tuple(doubts))
+    return ServerState(values, in_service, total, "; ".join(d.text for d in doubts), normal, cannot, lowest, tuple(doubts))
 
 
 def _silence(replica: str, answer: ActuatorError | None) -> Doubt:
