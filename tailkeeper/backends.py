@@ -92,6 +92,8 @@ def gateway_problems(backend: WatchedBackend, kinds: Kinds) -> Iterator[str]:
             yield f"gateway.server: {_missing(kind, ref.pool, backend)}"
         elif kind == "haproxy" and not all(ref.server.partition("/")):
             yield f"gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
+        elif kind == "ray_serve" and not all(ref.server.partition("/")):
+            yield f"gateway.server: {ref.server!r} must be APPLICATION/DEPLOYMENT of ray_serve, for example chat/LLM"
         elif kind == "kubernetes" and place_of(ref.server) is None:
             yield f"gateway.server: {ref.server!r} must be NAMESPACE/NAME of a pod or deployment, or NAMESPACE/deployment/NAME"
 
