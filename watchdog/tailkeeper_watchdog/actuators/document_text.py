@@ -91,7 +91,9 @@ def _at(document: Any, path: Path) -> Any:
 
 def _apply(document: Any, path: Path, value: Any) -> None:
     for step in path[:-1]:
-        document = document.setdefault(step, {}) if isinstance(document, dict) else document[step]
+        if isinstance(document, dict) and document.get(step) is None:  # a key without a value is as one that is not there
+            document[step] = {}
+        document = document[step]
     if value is GONE:
         document.pop(path[-1], None)
     else:
@@ -121,7 +123,7 @@ def _spliced(text: str, edits: Edits) -> str:
 
 def _cut(text: str, node: Any, path: Path, value: Any) -> tuple[int, int, str]:
     """What to put where in the text, for one edit."""
-    while len(path) > 1 and (below := _child(node, path[0])) is not None:
+    while len(path) > 1 and isinstance(below := _child(node, path[0]), yaml.CollectionNode):
         node, path = below, path[1:]
     if isinstance(node, yaml.SequenceNode):
         below = node.value[int(path[0])]
@@ -133,7 +135,8 @@ def _cut(text: str, node: Any, path: Path, value: Any) -> tuple[int, int, str]:
         value = {step: value}
     if at is not None:
         below = node.value[at][1]
-        return below.start_mark.index, below.end_mark.index, _words(value, below)
+        space = "" if below.start_mark.index < below.end_mark.index else " "  # no value at all stands right at the colon
+        return below.start_mark.index, below.end_mark.index, space + _words(value, below)
     return _inserted(node, str(path[0]), value)
 
 
