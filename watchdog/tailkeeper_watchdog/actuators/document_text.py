@@ -127,7 +127,7 @@ def _cut(text: str, node: Any, path: Path, value: Any) -> tuple[int, int, str]:
         node, path = below, path[1:]
     if isinstance(node, yaml.SequenceNode):
         below = node.value[int(path[0])]
-        return below.start_mark.index, below.end_mark.index, json.dumps(value)
+        return below.start_mark.index, _end(below), json.dumps(value)
     at = next((n for n, (key, _) in enumerate(node.value) if key.value == path[0]), None)
     if value is GONE:
         return (node.start_mark.index, node.start_mark.index, "") if at is None else _without(text, node, at)
@@ -136,7 +136,7 @@ def _cut(text: str, node: Any, path: Path, value: Any) -> tuple[int, int, str]:
     if at is not None:
         below = node.value[at][1]
         space = "" if below.start_mark.index < below.end_mark.index else " "  # no value at all stands right at the colon
-        return below.start_mark.index, below.end_mark.index, space + _words(value, below)
+        return below.start_mark.index, _end(below), space + _words(value, below)
     return _inserted(node, str(path[0]), value)
 
 
@@ -166,4 +166,12 @@ def _without(text: str, node: Any, at: int) -> tuple[int, int, str]:
     if at + 1 < len(node.value):
         return key.start_mark.index, node.value[at + 1][0].start_mark.index, ""
     start = len(text[: key.start_mark.index].rstrip().removesuffix(","))
-    return start, max(start, len(text[: value.end_mark.index].rstrip())), ""
+    return start, max(start, len(text[: _end(value)].rstrip())), ""
+
+
+def _end(node: Any) -> int:
+    """Where the last word of a value ends. A block goes on to the next key by itself, over the comments of others before it."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)

@@ -166,7 +166,9 @@ def _wanted(found: Endpoint, entry: Entry, scale: int) -> Endpoint:
     units = weight if plain else entry.units(scale) or entry.configured * scale
     made = DRAINING if entry.out else health
     mark = Mark(weight, health, scale, entry.drained, entry.share == 0)
-    return replace(found, units=units, health=made, mark=None if (units, made) == (weight, health) else mark)
+    bare = replace(found, units=units, health=made, mark=None)
+    # The same words can mean another thing: 1 % of a weight, in hundredths, is the number that stood there before.
+    return bare if (units, made) == (weight, health) and bare.entry == entry else replace(bare, mark=mark)
 
 
 def edits(found: tuple[Endpoint, ...], made: tuple[Endpoint, ...]) -> Edits:
