@@ -16,10 +16,16 @@ TRAEFIK = {"name": "edge", "kind": "traefik", "file": "llm.yml", "service": "llm
 
 
 @pytest.mark.parametrize(
-    ("gateway", "server"), [(ENVOY, "10.0.1.1:8000"), (TRAEFIK, "http://10.0.1.1:8000")], ids=["envoy", "traefik"]
+    ("gateway", "url", "server"),
+    [
+        (ENVOY, "http://10.0.1.1:8000", "10.0.1.1:8000"),
+        (ENVOY, "http://10.0.1.1", "10.0.1.1:80"),
+        (ENVOY, "https://[fd00::1]", "[fd00::1]:443"),
+        (TRAEFIK, "http://10.0.1.1:8000", "http://10.0.1.1:8000"),
+    ],
 )
-def test_the_server_follows_from_the_address_of_the_backend(gateway: dict[str, Any], server: str) -> None:
-    backend = {"name": "a", "engine": "vllm", "url": "http://10.0.1.1:8000", "gateway": {"name": "edge"}}
+def test_the_server_follows_from_the_address_of_the_backend(gateway: dict[str, Any], url: str, server: str) -> None:
+    backend = {"name": "a", "engine": "vllm", "url": url, "gateway": {"name": "edge"}}
     (found,) = parse({"backends": [backend], "gateways": [gateway]}).backends
     assert [ref.server for ref in found.gateway] == [server]
 
