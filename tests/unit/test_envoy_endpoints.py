@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.document_text import edited, parsed
 from tailkeeper_watchdog.actuators.envoy_endpoints import edits, endpoints_of_file, pool_of, wanted
 from tailkeeper_watchdog.actuators.file_weights import Pool, changed
@@ -51,6 +52,11 @@ def test_weight_0_at_an_endpoint_that_somebody_drained_is_read_as_0() -> None:
     there = written(text_of({}, {"health_status": "DRAINING"}), "10.0.0.1:80", {Knob.WEIGHT: 0.0})
     entry = pool_in(there)["10.0.0.1:80"]
     assert (entry.share, entry.drained) == (0.0, True)
+
+
+def test_a_health_that_is_a_number_is_refused_for_it_would_come_back_as_a_text() -> None:
+    with pytest.raises(CallError, match="is not an endpoint that can be read"):
+        written(text_of({}, {"health_status": 1}), "10.0.0.1:80", {Knob.ADMISSION: DRAIN})
 
 
 ROWS = st.fixed_dictionaries(

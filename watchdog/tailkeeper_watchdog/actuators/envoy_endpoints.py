@@ -93,12 +93,14 @@ def _endpoint(value: Any, path: Path, camel: bool) -> Endpoint:
     host = str(socket["address"]) if socket else str(_get(_get(address, "pipe") or {}, "path"))
     port = f":{int(_get(socket, 'port_value'))}" if socket else ""
     units, health = _get(value, "load_balancing_weight"), _get(value, "health_status")
+    if not isinstance(health, str | None):
+        raise TypeError("a number of protobuf's enumeration, which could not be given back as it stands")
     filters = _get(_get(value, "metadata") or {}, "filter_metadata") or {}
     return Endpoint(
         f"[{host}]{port}" if ":" in host and socket else host + port,
         path,
         None if units is None else int(units),
-        None if health is None else str(health),
+        health,
         _mark(filters.get(MARK)),
         camel,
     )

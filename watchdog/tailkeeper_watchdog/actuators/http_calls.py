@@ -117,7 +117,8 @@ class HttpCalls:
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
                 return Answer(response.status_code, await self._whole(response), dict(response.headers))
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
+            # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
             raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
         except httpx.HTTPError as error:
             # Its text may quote a header, so only its type is told.
