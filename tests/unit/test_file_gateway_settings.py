@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_any_other_file_that_is_named_and_not_there_is_said_too(tmp_path: Path, 
     assert "nowhere" in said
 
 
-ADDRESSES = {
+ADDRESSES: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "consul": ("gateways.0.url", lambda url: {"url": url}),
     "ray_serve": ("gateways.0.url", lambda url: {"url": url}),
     "triton": ("gateways.0.replicas", lambda url: {"url": "http://127.0.0.1:1", "replicas": [url]}),

@@ -202,7 +202,7 @@ def _client(configuration: Any) -> Any:
     from kubernetes_asyncio import client
 
     try:
-        made = client.ApiClient(configuration)
+        made: Any = client.ApiClient(configuration)
         made.rest_client.pool_manager = _Straight(made.rest_client.pool_manager)
         return made
     except (OSError, ValueError) as error:
