@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from tailkeeper_watchdog.actuators.file_weights import place
 from tailkeeper_watchdog.actuators.kube_objects import place_of
 from tailkeeper_watchdog.settings import GatewayRef, WatchedBackend
 
@@ -45,7 +45,7 @@ def server_of(kind: str, pool: str | None, backend: str, url: str, model: str) -
     if kind in NAMED_BY_URL and url:
         return url
     if kind in NAMED_BY_ADDRESS and url:
-        return urlsplit(url).netloc.rpartition("@")[2]
+        return place(url)
     if kind in NAMED_BY_MODEL and model:
         return model
     if kind == "kubernetes" and place_of(backend) is not None:  # as discovery names pods: NAMESPACE/NAME
@@ -92,6 +92,8 @@ def gateway_problems(backend: WatchedBackend, kinds: Kinds) -> Iterator[str]:
             yield f"gateway.server: {_missing(kind, ref.pool, backend)}"
         elif kind == "haproxy" and not all(ref.server.partition("/")):
             yield f"gateway.server: {ref.server!r} must be backend/server of haproxy, for example llm/a"
+        elif kind == "ray_serve" and not all(ref.server.partition("/")):
+            yield f"gateway.server: {ref.server!r} must be APPLICATION/DEPLOYMENT of ray_serve, for example chat/LLM"
         elif kind == "kubernetes" and place_of(ref.server) is None:
             yield f"gateway.server: {ref.server!r} must be NAMESPACE/NAME of a pod or deployment, or NAMESPACE/deployment/NAME"
 

@@ -333,9 +333,7 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield from _auth_files(f"backends.{index}.auth", backend.auth)
     yield from _discovery_files(config)
     for index, gateway in enumerate(config.gateways):
-        yield from _auth_files(f"gateways.{index}.auth", getattr(gateway, "auth", Auth()))
-        for key in ("eds_file", "file"):
-            yield from ((f"gateways.{index}.{key}", file) for file in (getattr(gateway, key, None),) if file)
+        yield from _gateway_files(f"gateways.{index}", gateway)
     if config.exporter.gpu.file:
         yield "exporter.gpu.file", config.exporter.gpu.file
     if config.exporter.otlp.headers_file:
@@ -346,8 +344,19 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "watchdog.baselines", config.watchdog.baselines
     if config.watchdog.token_file:
         yield "watchdog.token_file", config.watchdog.token_file
+    if config.watchdog.leader is not None and config.watchdog.leader.kubeconfig:
+        yield "watchdog.leader.kubeconfig", config.watchdog.leader.kubeconfig
     yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)
     yield from _auth_files("watchdog.source.auth", getattr(config.watchdog.source, "auth", Auth()))
+
+
+def _gateway_files(prefix: str, gateway: Gateway) -> Iterator[tuple[str, Path]]:
+    """A replica is an address, or an address with a file of its own."""
+    yield from _auth_files(f"{prefix}.auth", getattr(gateway, "auth", Auth()))
+    replicas = enumerate(getattr(gateway, "replicas", ()))
+    for at, settings in ((prefix, gateway), *((f"{prefix}.replicas.{n}", replica) for n, replica in replicas)):
+        for key in ("eds_file", "file", "kubeconfig"):
+            yield from ((f"{at}.{key}", file) for file in (getattr(settings, key, None),) if file)
 
 
 def _discovery_files(config: Config) -> Iterator[tuple[str, Path]]:

@@ -67,6 +67,14 @@ async def test_the_policys_numbers_stand_where_the_product_says_and_are_taken_aw
     await actuator.close()
 
 
+async def test_a_key_with_a_query_in_its_name_is_taken_away_alone(consul: FakeConsul) -> None:
+    consul.by_hand("service/a/owner", "me")
+    consul.by_hand("service/a/o?recurse=true", "x")
+    consul.keys["service/a/o?recurse=true"] = replace(consul.keys["service/a/o?recurse=true"], flags=OURS)
+    await write(consul, NORMAL)
+    assert texts(consul) == {"service/a/owner": "me"}
+
+
 async def test_a_key_of_an_operator_gets_its_value_and_its_flags_back_and_is_never_taken_away(consul: FakeConsul) -> None:
     consul.by_hand(WEIGHT, "1")
     consul.by_hand(ADMISSION, "serve\n")

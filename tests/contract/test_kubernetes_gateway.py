@@ -39,6 +39,7 @@ from tests.contract.fake_kube_api import (
     pod,
     workload,
 )
+from tests.unit import loopback
 
 DEADLINE_S = 5.0
 TAINT = "gpu-mem-pressure=high:NoSchedule"
@@ -106,6 +107,14 @@ async def test_a_name_says_what_it_is_or_the_api_is_asked(server: str, kind: str
             assert why_not in str(error)
         await actuator.write(server, {Knob.ANNOTATION: "note=x"}, DEADLINE_S)
         assert (await state_of(actuator, server)).values[Knob.ANNOTATION] == "note=x"
+
+
+async def test_a_key_that_holds_what_no_note_can_is_somebody_elses_and_is_not_replaced(tmp_path: Path) -> None:
+    theirs = {"tailkeeper.io/list": "a,b"}
+    async with fake_kube_api(pods=pod("a", annotations=dict(theirs)), nodes=node("node-1")) as fake:
+        error = await refused(actuator_of(fake, tmp_path).write("llm/a", {Knob.ANNOTATION: "list=c"}, DEADLINE_S))
+        assert error.kind is ErrorKind.REFUSED
+        assert fake.thing("pods", "a")["metadata"]["annotations"] == theirs
 
 
 async def test_a_taint_is_put_beside_those_of_others_and_taken_back_exactly(tmp_path: Path) -> None:
@@ -646,3 +655,19 @@ async def test_an_answer_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pyt
     async with sick_gateways.sick("kubernetes", sick_gateways.never_ending) as gateway:
         with pytest.raises(ActuatorError, match="longer than 200000 bytes"):
             await gateway.read(DEADLINE_S)
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_a_redirect_is_not_followed_and_nothing_goes_where_it_leads(status: int, tmp_path: Path) -> None:
+    async with (
+        loopback.serving(loopback.reply(200, pod("a"))) as elsewhere,
+        loopback.serving(loopback.reply(status, b"", f"location: {elsewhere.url}/api")) as server,
+    ):
+        settings = KubernetesGateway(name="edge", kind="kubernetes", kubeconfig=kubeconfig(tmp_path, server.url))
+        actuator = KubernetesActuator(settings)
+        error = await refused(actuator.write("llm/a", {Knob.ANNOTATION: "kv=1"}, DEADLINE_S))
+        await actuator.close()
+
+    assert error.kind is ErrorKind.REFUSED
+    assert "redirects are not followed" in str(error)
+    assert elsewhere.requests == []

@@ -149,7 +149,10 @@ SICK: dict[str, tuple[Behave, ErrorKind]] = {
     "HTML": (saying(http(b"<html>502</html>")), ErrorKind.PROTOCOL),
     "cut short": (saying(http(b'{"data": []}', length=500)), ErrorKind.PROTOCOL),
     "no list": (saying(http(b'{"data": 3}')), ErrorKind.PROTOCOL),
-    "a row that is no deployment": (saying(http(b'{"data": [{"model_info": "b1"}]}')), ErrorKind.PROTOCOL),
+    "a row that is no deployment": (
+        saying(http(b'{"data": [{"litellm_params": {"api_key": "sk-s3cret"}}]}')),
+        ErrorKind.PROTOCOL,
+    ),
     "a weight that is no number": (
         saying(http(b'{"data": [{"model_info": {"id": "a"}, "litellm_params": {"weight": "x"}}]}')),
         ErrorKind.PROTOCOL,

@@ -244,6 +244,71 @@ async def test_one_that_fails_only_after_the_deadline_is_given_back_by_a_later_r
     assert (seen.values[WINDOW], seen.doubt) == (0.01, "")
 
 
+async def until_doubt(actuator: RayServeActuator, words: str) -> str:
+    for _ in range(30):
+        if words in (doubt := (await state(actuator)).doubt):
+            return doubt
+    return f"none with {words!r}, at last {doubt!r}"
+
+
+async def test_a_give_back_that_did_not_get_through_is_tried_again(ray: FakeRayServe) -> None:
+    ray.fails, ray.reads_to_get_there = True, 12
+    actuator = actuator_of(ray)
+    await failing(actuator, deadline_s=0.3)
+    ray.token = "another"
+    first = await until_doubt(actuator, "403")
+    ray.token = ""
+    then = await until_doubt(actuator, "put back")
+    await actuator.close()
+
+    assert "403" in first
+    assert "what was there before was put back" in then
+    assert ray.declared()["user_config"]["batch_wait_timeout_s"] == 0.01
+
+
+async def test_no_give_back_removes_an_application_whose_configuration_is_not_told(ray: FakeRayServe) -> None:
+    ray.fails, ray.reads_to_get_there = True, 12
+    actuator = actuator_of(ray)
+    await failing(actuator, deadline_s=0.3)
+    told, ray.told["applications"]["b"]["deployed_app_config"] = ray.told["applications"]["b"]["deployed_app_config"], None
+    first = await until_doubt(actuator, "is not told")
+    puts = len(ray.puts)
+    ray.told["applications"]["b"]["deployed_app_config"] = told
+    then = await until_doubt(actuator, "put back")
+    await actuator.close()
+
+    assert "with our change it failed" in first
+    assert puts == 1
+    assert "what was there before was put back" in then
+    assert set(ray.told["applications"]) == {"a", "b", "c"}
+
+
+async def test_an_application_that_is_being_removed_is_not_written_to(ray: FakeRayServe) -> None:
+    ray.told["applications"]["a"]["status"] = "DELETING"
+    actuator = actuator_of(ray)
+    error = await failing(actuator)
+    await actuator.close()
+
+    assert error.kind is ErrorKind.REFUSED
+    assert "being removed" in str(error)
+    assert ray.puts == []
+
+
+async def test_one_that_is_removed_while_it_is_watched_is_not_brought_back(ray: FakeRayServe) -> None:
+    ray.reads_to_get_there = 1_000
+    actuator = actuator_of(ray)
+    await failing(actuator, deadline_s=0.3)
+    ray.told["applications"]["a"]["status"] = "DELETING"
+    for replica in ray.details()["replicas"]:
+        replica["state"] = "STOPPING"
+    first, then = [(await state(actuator)).doubt for _ in range(2)]
+    await actuator.close()
+
+    assert "being removed" in first
+    assert "being removed" not in then
+    assert len(ray.puts) == 1
+
+
 async def test_a_deployment_that_fails_without_a_change_of_ours_is_not_touched(ray: FakeRayServe) -> None:
     actuator = actuator_of(ray)
     await actuator.write(SERVER, {WINDOW: 0.05}, DEADLINE_S)

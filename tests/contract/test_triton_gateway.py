@@ -146,15 +146,18 @@ async def test_while_a_load_outlasts_its_deadline_the_window_is_unknown_and_noth
     assert triton.loads() == 1
 
 
-async def test_a_load_whose_answer_was_lost_is_waited_for_until_it_is_seen(triton: FakeTriton) -> None:
+@pytest.mark.parametrize(("window_s", "kept_s"), [(0.05, 0.05), (0.0015625, 0.001562)])
+async def test_a_load_whose_answer_was_lost_is_waited_for_until_it_is_seen(
+    triton: FakeTriton, window_s: float, kept_s: float
+) -> None:
     triton.hangs_up, triton.load_s = True, 0.6
     actuator = actuator_of(triton)
     await state(actuator)
-    await actuator.write("llm", {WINDOW: 0.05}, DEADLINE_S)
+    await actuator.write("llm", {WINDOW: window_s}, DEADLINE_S)
     seen = await state(actuator)
     await actuator.close()
 
-    assert seen.values == {WINDOW: 0.05}
+    assert seen.values == {WINDOW: kept_s}
 
 
 async def test_a_load_that_was_lost_for_good_is_an_error(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,21 @@ def test_two_of_us_do_not_write_at_once_and_a_draft_of_a_killed_one_does_not_sta
     assert file.path.read_text() == "ours"
 
 
+def test_the_draft_of_another_one_that_begins_right_after_the_rename_is_left(
+    file: ConfigFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.replace
+
+    def renamed(draft: Path, path: Path) -> None:
+        rename(draft, path)
+        draft.write_text("of another one")
+
+    monkeypatch.setattr(os, "replace", renamed)
+    file.change(lambda _: "ours", soon())
+    folder = file.path.parent.parent if file.aside else file.path.parent
+    assert (folder / ".llm.yml.tailkeeper").read_text() == "of another one"
+
+
 def test_a_link_is_kept_and_the_file_that_it_leads_to_is_replaced(file: ConfigFile) -> None:
     link = file.path.with_name("link.yml")
     link.symlink_to(file.path)

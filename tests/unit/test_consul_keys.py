@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +60,10 @@ def test_a_row_as_the_documentation_shows_it_is_read() -> None:
     row |= {"Session": "adf4238a", "CreateIndex": 100, "ModifyIndex": 200}
     assert parse_entries([row], "a") == {"weight": Entry("0.18", 200, OURS, "adf4238a")}
     assert parse_entries([row | {"Value": None, "Flags": 0, "Session": None}], "a") == {"weight": Entry("", 200, 0, "")}
+
+
+@pytest.mark.parametrize("share", [0.18, 1 / 3, 10.0, 123_456_789.125, 1e-9])
+def test_a_weight_is_written_as_the_very_number_that_it_is(share: float) -> None:
+    (edit,) = edits({Knob.WEIGHT: share}, {})
+    assert edit.text is not None
+    assert float(edit.text) == share

@@ -50,6 +50,37 @@ def test_what_another_program_has_dumped_anew_is_taken_back_in_its_new_form() ->
         assert yaml.safe_load(back) == yaml.safe_load(PEOPLE_WROTE)
 
 
+DUMPED = """\
+pool:
+- name: a
+  mark:
+    w:
+    - 1
+# theirs
+- name: b
+"""
+
+
+def test_a_block_is_replaced_and_taken_away_without_the_comment_that_follows_it() -> None:
+    at = ("pool", 0, "mark")
+    assert edited(DUMPED, {at: {"w": 2}}, False) == DUMPED.replace("w:\n    - 1", '{"w": 2}')
+    assert edited(DUMPED, {at: GONE}, False) == DUMPED.replace("  mark:\n    w:\n    - 1\n", "")
+
+
+@pytest.mark.parametrize("nothing", ["", " null", " ~", " {}", "  # nobody's\n    "])
+def test_a_key_without_a_value_is_as_one_that_is_not_there(nothing: str) -> None:
+    text = f"pool:\n  - metadata:{nothing}\n    name: a\n"
+    there = edited(text, {("pool", 0, "metadata", "filter", "mark"): {"w": 1}}, is_json=False)
+    assert yaml.safe_load(there) == {"pool": [{"metadata": {"filter": {"mark": {"w": 1}}}, "name": "a"}]}
+    back = edited(there, {("pool", 0, "metadata", "filter", "mark"): GONE}, is_json=False)
+    assert yaml.safe_load(back) == {"pool": [{"name": "a"}]}
+
+
+def test_a_null_in_json_is_as_a_key_that_is_not_there() -> None:
+    there = edited('{"pool": [{"metadata": null}]}', {("pool", 0, "metadata", "filter", "mark"): 1}, is_json=True)
+    assert there == '{"pool": [{"metadata": {"filter": {"mark": 1}}}]}'
+
+
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"separators": (",", ":")}])
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_json_keeps_its_layout(layout: dict[str, Any], end: str) -> None:

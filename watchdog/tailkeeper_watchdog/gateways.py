@@ -13,6 +13,10 @@ from pydantic import Field, field_validator, model_validator
 from tailkeeper_exporter.settings import Auth, Settings, check_url
 
 
+def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(check_url(url)) for url in urls)
+
+
 class HaproxyGateway(Settings):
     name: str
     kind: Literal["haproxy"]
@@ -29,6 +33,7 @@ class WebhookGateway(Settings):
     replicas: tuple[str, ...] = ()
 
     _check_url = field_validator("url")(check_url)
+    _check_replicas = field_validator("replicas")(_check_urls)
 
 
 class TapGateway(Settings):
@@ -41,10 +46,7 @@ class TapGateway(Settings):
     auth: Auth = Auth()
     """Default, where `urls` is left out too: the exporter's `token_file` of the same file."""
 
-    @field_validator("urls")
-    @classmethod
-    def _check(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(check_url(url)) for url in urls)
+    _check = field_validator("urls")(_check_urls)
 
 
 class RouterGateway(Settings):
@@ -58,11 +60,7 @@ class RouterGateway(Settings):
     """Where the workers that are taken out are noted, so that each can be added back as it was; default beside the state."""
 
     _check_url = field_validator("url")(check_url)
-
-    @field_validator("replicas")
-    @classmethod
-    def _check(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(check_url(url)) for url in urls)
+    _check_replicas = field_validator("replicas")(_check_urls)
 
 
 class SglangRouterGateway(RouterGateway):
@@ -87,6 +85,8 @@ class ConsulGateway(Settings):
     """What we wrote vanishes so long, at most twice so long, after the watchdog has stopped for good. Consul's own bounds; the
     default is that of `guards.lease_s`, which a restart of the watchdog fits into."""
 
+    _check_url = field_validator("url")(check_url)
+
 
 class TritonGateway(Settings):
     """A Triton server; a server of it is a model, by default the backend's own."""
@@ -98,6 +98,7 @@ class TritonGateway(Settings):
     replicas: tuple[str, ...] = ()
 
     _check_url = field_validator("url")(check_url)
+    _check_replicas = field_validator("replicas")(_check_urls)
 
 
 class EnvoyReplica(Settings):
@@ -183,6 +184,8 @@ class RayServeGateway(Settings):
     kind: Literal["ray_serve"]
     url: str
     auth: Auth = Auth()
+
+    _check_url = field_validator("url")(check_url)
 
 
 class KubernetesGateway(Settings):

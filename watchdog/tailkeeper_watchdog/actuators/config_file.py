@@ -94,12 +94,13 @@ def _draft(path: Path, aside: bool) -> Iterator[tuple[Path, IO[bytes]]]:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise CallError(ErrorKind.UNREACHABLE, f"{draft} is there: another change is being written") from None
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
+    with os.fdopen(descriptor, "wb") as handle:
+        try:
             yield draft, handle
-    finally:
-        with suppress(FileNotFoundError):  # renamed into place, as it should be
-            draft.unlink()
+        finally:
+            with suppress(FileNotFoundError):  # renamed into place, as it should be; what has its name by now is another one's
+                if os.path.samestat(os.fstat(handle.fileno()), draft.stat()):
+                    draft.unlink()
 
 
 def _content(path: Path) -> bytes:

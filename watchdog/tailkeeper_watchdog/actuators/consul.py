@@ -34,7 +34,7 @@ from tailkeeper_watchdog.actuators.consul_keys import (
     state_of,
 )
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
-from tailkeeper_watchdog.actuators.http_calls import CALLS_AT_ONCE, JsonHttp
+from tailkeeper_watchdog.actuators.http_calls import CALLS_AT_ONCE, JsonHttp, segment
 from tailkeeper_watchdog.gateways import ConsulGateway, Gateway
 from tailkeeper_watchdog.model import Knob, KnobValue
 
@@ -71,7 +71,7 @@ class Sessions:
         return problems
 
     async def _renew(self, session: str) -> None:
-        answer = await self._http.call("PUT", f"/v1/session/renew/{session}")
+        answer = await self._http.call("PUT", f"/v1/session/renew/{segment(session)}")
         if answer.status == 404:
             raise CallError(ErrorKind.PROTOCOL, "Consul does not know it any more")
         answer.checked()
@@ -152,7 +152,7 @@ class ConsulActuator:
                 raise CallError(ErrorKind.NOT_FOUND, message)
             entries = await self._entries(server)
             for edit in edits(values, entries):
-                await self._edit(f"/v1/kv/{PREFIX}/{server}/{edit.key}", edit, entries.get(edit.key))
+                await self._edit(f"/v1/kv/{PREFIX}/{server}/{segment(edit.key)}", edit, entries.get(edit.key))
 
     async def _entries(self, server: str) -> Entries:
         answer = await self._http.call("GET", f"/v1/kv/{PREFIX}/{server}/?recurse=true&consistent")

@@ -119,7 +119,7 @@ def edits(values: Mapping[Knob, KnobValue], entries: Entries) -> Iterable[Edit]:
         yield Edit(Knob.ADMISSION, DRAIN)
     if Knob.WEIGHT in values:
         share = _share(values[Knob.WEIGHT])
-        yield Edit(Knob.WEIGHT, None if share == 1.0 else f"{share:.12g}", "1")
+        yield Edit(Knob.WEIGHT, None if share == 1.0 else _text(share), "1")
     if Knob.ANNOTATION in values:
         yield from _note_edits(values[Knob.ANNOTATION], entries)
     if admission == SERVE:
@@ -130,6 +130,12 @@ def _share(value: KnobValue) -> float:
     if isinstance(value, (str, bool)) or not math.isfinite(value) or not 0 <= value <= MAX_WEIGHT:
         raise CallError(ErrorKind.REFUSED, f"weight {value!r} is not a share; it must be a number from 0 up")
     return float(value)
+
+
+def _text(share: float) -> str:
+    """Short, and the very number: a value from before us must come back as it was."""
+    short = f"{share:.12g}"
+    return short if float(short) == share else repr(share)
 
 
 def _note_edits(value: KnobValue, entries: Entries) -> Iterable[Edit]:

@@ -91,7 +91,9 @@ def _at(document: Any, path: Path) -> Any:
 
 def _apply(document: Any, path: Path, value: Any) -> None:
     for step in path[:-1]:
-        document = document.setdefault(step, {}) if isinstance(document, dict) else document[step]
+        if isinstance(document, dict) and document.get(step) is None:  # a key without a value is as one that is not there
+            document[step] = {}
+        document = document[step]
     if value is GONE:
         document.pop(path[-1], None)
     else:
@@ -121,11 +123,11 @@ def _spliced(text: str, edits: Edits) -> str:
 
 def _cut(text: str, node: Any, path: Path, value: Any) -> tuple[int, int, str]:
     """What to put where in the text, for one edit."""
-    while len(path) > 1 and (below := _child(node, path[0])) is not None:
+    while len(path) > 1 and isinstance(below := _child(node, path[0]), yaml.CollectionNode):
         node, path = below, path[1:]
     if isinstance(node, yaml.SequenceNode):
         below = node.value[int(path[0])]
-        return below.start_mark.index, below.end_mark.index, json.dumps(value)
+        return below.start_mark.index, _end(below), json.dumps(value)
     at = next((n for n, (key, _) in enumerate(node.value) if key.value == path[0]), None)
     if value is GONE:
         return (node.start_mark.index, node.start_mark.index, "") if at is None else _without(text, node, at)
@@ -133,7 +135,8 @@ def _cut(text: str, node: Any, path: Path, value: Any) -> tuple[int, int, str]:
         value = {step: value}
     if at is not None:
         below = node.value[at][1]
-        return below.start_mark.index, below.end_mark.index, _words(value, below)
+        space = "" if below.start_mark.index < below.end_mark.index else " "  # no value at all stands right at the colon
+        return below.start_mark.index, _end(below), space + _words(value, below)
     return _inserted(node, str(path[0]), value)
 
 
@@ -163,4 +166,12 @@ def _without(text: str, node: Any, at: int) -> tuple[int, int, str]:
     if at + 1 < len(node.value):
         return key.start_mark.index, node.value[at + 1][0].start_mark.index, ""
     start = len(text[: key.start_mark.index].rstrip().removesuffix(","))
-    return start, max(start, len(text[: value.end_mark.index].rstrip())), ""
+    return start, max(start, len(text[: _end(value)].rstrip())), ""
+
+
+def _end(node: Any) -> int:
+    """Where the last word of a value ends. A block goes on to the next key by itself, over the comments of others before it."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)

@@ -36,7 +36,7 @@ from tailkeeper_watchdog.actuators.envoy_admin import (
     with_endpoints,
 )
 from tailkeeper_watchdog.actuators.envoy_endpoints import DRAINING, Endpoint, edits, endpoints_of_file, pool_of, wanted
-from tailkeeper_watchdog.actuators.file_weights import changed, place
+from tailkeeper_watchdog.actuators.file_weights import Entry, changed, place
 from tailkeeper_watchdog.actuators.http_calls import JsonHttp
 from tailkeeper_watchdog.actuators.replicas import replicated
 from tailkeeper_watchdog.gateways import EnvoyGateway, Gateway
@@ -106,7 +106,7 @@ class EnvoyActuator:
         except TimeoutError:
             words = (
                 f"Envoy has not taken {self._file.path}: is it the file of this cluster's `path_config_source`, and does "
-                f"`watched_directory` name its folder? {await self._put_back(written)}"
+                f"`watched_directory` name its folder? {await self._put_back(making, written)}"
             )
             raise CallError(ErrorKind.TIMEOUT, words) from None
         except CallError as error:
@@ -114,7 +114,7 @@ class EnvoyActuator:
                 raise
             words = f"{self._file.path} is written, and then Envoy's admin interface was not to be reached: the effect is unknown"
             raise CallError(ErrorKind.PROTOCOL, words) from error
-        end = await self._put_back(written)
+        end = await self._put_back(making, written)
         raise CallError(ErrorKind.REFUSED, f"Envoy rejected {self._file.path} (its log says why); {end}")
 
     async def _is_taken(self, making: _Making, refused_before: int) -> bool:
@@ -131,10 +131,16 @@ class EnvoyActuator:
                 return False
             await asyncio.sleep(POLL_S)
 
-    async def _put_back(self, written: Written) -> str:
+    async def _put_back(self, making: _Making, written: Written) -> str:
         """Done also where the deadline ends before: the thread goes on, and what it puts back was never in force."""
-        done = await asyncio.to_thread(self._file.put_back, written, time.monotonic() + PUT_BACK_S)
-        return "it was put back as it was" if done else "another hand has changed it since, so it was left"
+        return await asyncio.to_thread(self._put_back_now, making, written)
+
+    def _put_back_now(self, making: _Making, written: Written) -> str:
+        until = time.monotonic() + PUT_BACK_S
+        if self._file.put_back(written, until):
+            return "it was put back as it was"
+        _ = self._file.change(making.undone, until)  # left there, ours would come into force with the other's, and be nobody's
+        return "another hand has changed it since, so ours alone was taken out of it"
 
     async def _seen(self) -> Seen:
         """Three answers of Envoy; none is remembered, because clusters come and go."""
@@ -176,6 +182,7 @@ class _Making:
         self._is_json = is_json
         self.refusal: CallError | None = None
         self._wanted: Endpoint | None = None
+        self._before: Entry | None = None
 
     def text(self, found: str) -> str:
         """Raises CallError."""
@@ -184,12 +191,22 @@ class _Making:
         pool = pool_of(endpoints)
         if self._server not in pool:
             raise CallError(ErrorKind.NOT_FOUND, "the EDS file has no such endpoint; write host:port as it stands there")
+        self._before = pool[self._server]
         pool, self.refusal = changed(pool, self._server, self._values, self._seen.serving)
         if self.refusal is not None and pool == pool_of(endpoints):
             raise self.refusal
         made = wanted(endpoints, pool)
         self._wanted = next(endpoint for endpoint in made if endpoint.server == self._server)
         return edited(found, edits(endpoints, made), self._is_json, document)
+
+    def undone(self, found: str) -> str:
+        """The text without what was made last, where it still stands there. Raises CallError."""
+        document = parsed(found, self._is_json)
+        endpoints = endpoints_of_file(document, self._seen.service)
+        pool, before, made = pool_of(endpoints), self._before, self._wanted
+        if before is None or made is None or pool.get(self._server) != made.entry:
+            return found
+        return edited(found, edits(endpoints, wanted(endpoints, {**pool, self._server: before})), self._is_json, document)
 
     def is_in_force(self, seen: Seen) -> bool:
         """Whether Envoy has what was made last."""

@@ -93,12 +93,14 @@ def _endpoint(value: Any, path: Path, camel: bool) -> Endpoint:
     host = str(socket["address"]) if socket else str(_get(_get(address, "pipe") or {}, "path"))
     port = f":{int(_get(socket, 'port_value'))}" if socket else ""
     units, health = _get(value, "load_balancing_weight"), _get(value, "health_status")
+    if not isinstance(health, str | None):
+        raise TypeError("a number of protobuf's enumeration, which could not be given back as it stands")
     filters = _get(_get(value, "metadata") or {}, "filter_metadata") or {}
     return Endpoint(
         f"[{host}]{port}" if ":" in host and socket else host + port,
         path,
         None if units is None else int(units),
-        None if health is None else str(health),
+        health,
         _mark(filters.get(MARK)),
         camel,
     )
@@ -166,7 +168,9 @@ def _wanted(found: Endpoint, entry: Entry, scale: int) -> Endpoint:
     units = weight if plain else entry.units(scale) or entry.configured * scale
     made = DRAINING if entry.out else health
     mark = Mark(weight, health, scale, entry.drained, entry.share == 0)
-    return replace(found, units=units, health=made, mark=None if (units, made) == (weight, health) else mark)
+    bare = replace(found, units=units, health=made, mark=None)
+    # The same words can mean another thing: 1 % of a weight, in hundredths, is the number that stood there before.
+    return bare if (units, made) == (weight, health) and bare.entry == entry else replace(bare, mark=mark)
 
 
 def edits(found: tuple[Endpoint, ...], made: tuple[Endpoint, ...]) -> Edits:

@@ -117,7 +117,8 @@ class HttpCalls:
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
                 return Answer(response.status_code, await self._whole(response), dict(response.headers))
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
+            # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
             raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
         except httpx.HTTPError as error:
             # Its text may quote a header, so only its type is told.
@@ -136,7 +137,8 @@ class HttpCalls:
             # Where nothing is encrypted there is nothing to verify, and building a context costs 20 ms.
             tls = await asyncio.to_thread(http_auth.tls_context, self._auth) if url.startswith("https:") else False
             limits = httpx.Limits(max_connections=self._at_once, keepalive_expiry=IDLE_CONNECTION_S)
-            self._client = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=limits, follow_redirects=False)  # noqa: S113
+            if self._client is None:  # of calls that begin at once the first makes it: another one would be closed by nobody
+                self._client = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=limits, follow_redirects=False)  # noqa: S113
         return self._client
 
     async def close(self) -> None:

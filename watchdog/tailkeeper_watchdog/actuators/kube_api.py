@@ -202,10 +202,25 @@ def _client(configuration: Any) -> Any:
     from kubernetes_asyncio import client
 
     try:
-        return client.ApiClient(configuration)
+        made: Any = client.ApiClient(configuration)
+        made.rest_client.pool_manager = _Straight(made.rest_client.pool_manager)
+        return made
     except (OSError, ValueError) as error:
         message = f"no usable credentials: {type(error).__name__} in a certificate of the kubeconfig"
         raise CallError(ErrorKind.UNAUTHORIZED, message) from None
+
+
+class _Straight:
+    """The client's session, and no redirect is followed: a change must not go where a proxy in between sends it."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def request(self, **arguments: Any) -> Any:
+        return await self._session.request(allow_redirects=False, **arguments)
+
+    async def close(self) -> None:
+        await self._session.close()
 
 
 async def _bounded(response: Any) -> bytes:

@@ -101,8 +101,13 @@ def _is_note(key: str, text: str) -> bool:
 
 
 def notes_patch(thing: Mapping[str, Any], wanted: Mapping[str, str]) -> Patch | None:
-    """A merge patch, or None where nothing is to do. Only keys of ours are in it, so it needs no version."""
+    """A merge patch, or None where nothing is to do. Only keys of ours are in it, so it needs no version.
+
+    Raises CallError(REFUSED) for a key whose text is somebody else's: it could not be given back.
+    """
     there = notes_of(thing)
+    if theirs := sorted(key for key in wanted.keys() - there.keys() if PREFIX + key in part(thing, "metadata", "annotations")):
+        raise CallError(ErrorKind.REFUSED, f"annotation: {PREFIX}{theirs[0]} is somebody else's and stays")
     changes: dict[str, str | None] = dict.fromkeys(there.keys() - wanted.keys())
     changes |= {key: text for key, text in wanted.items() if there.get(key) != text}
     return {"metadata": {"annotations": {PREFIX + key: text for key, text in sorted(changes.items())}}} if changes else None

@@ -74,7 +74,10 @@ def _deployments(data: list[Any]) -> Iterator[Deployment]:
     for row in data:
         info, params = (row.get(key) for key in ("model_info", "litellm_params")) if isinstance(row, dict) else (None, None)
         if not isinstance(info, dict) or not isinstance(params, dict):
-            raise CallError(ErrorKind.PROTOCOL, f"/model/info has a row that is no deployment: {excerpt(str(row)[:200])}")
+            # Its parameters may hold the key of a provider, so nothing of the row is repeated.
+            raise CallError(
+                ErrorKind.PROTOCOL, "/model/info has a row without `model_info` and `litellm_params`, so no deployment"
+            )
         if isinstance(name := info.get("id"), str):
             units, noted = _weight(params.get("weight"), name), _weight(info.get(NOTE), name)
             group = str(row.get("model_name"))

@@ -181,16 +181,16 @@ def checked(values: Mapping[Knob, KnobValue]) -> Mapping[Knob, KnobValue]:
 def declared_with(document: Document, server: str, values: Mapping[Knob, KnobValue]) -> dict[str, Any]:
     """The whole document to put, with ``values`` of one deployment in it and everything else as it was told.
 
-    An application that somebody is removing is left out: put once more it would come back.
+    An application that somebody is removing is left out: put once more it would come back. Raises CallError(REFUSED) where it is
+    the server's own, or where the deployment is not declared any more.
     """
     told = (app.get("deployed_app_config") for app in applications(document).values() if app.get("status") != DELETING)
     whole: dict[str, Any] = {key: document[key] for key in TOP_KEYS if document.get(key) is not None}
     whole["applications"] = deepcopy([config for config in told if config is not None])
     name, _, deployment = server.partition("/")
-    config = next(config for config in whole["applications"] if config.get("name") == name)
-    entry = _declared(config, deployment)
-    if entry is None:
-        raise AssertionError(f"{server} was read and is not in the document")
+    entry = _declared(next((config for config in whole["applications"] if _is_of(config, name)), None), deployment)
+    if entry is None or (Knob.BATCH_WINDOW_S in values and not isinstance(entry.get("user_config"), dict)):
+        raise CallError(ErrorKind.REFUSED, "it is being removed, or not declared as it was any more, so nothing was sent")
     if Knob.BATCH_WINDOW_S in values:
         entry["user_config"][WAIT_KEY] = values[Knob.BATCH_WINDOW_S]
     if Knob.REPLICAS in values:

@@ -109,15 +109,23 @@ class RayServeActuator:
             return
         failed = place.failed or (NONE_RUNS if change.ran and not place.runs else "")
         if failed:
-            del self._watched[server]
             await self._take_back(document, server, change, failed)
         elif not place.state().doubt or self._now() - change.at > WATCHED_S:
             del self._watched[server]
 
     async def _take_back(self, document: Document, server: str, change: _Change, failed: str) -> None:
+        """The watch ends with a put that was taken, or where there is nothing of ours left: till then each read tries again."""
         why = f"with our change it failed ({failed})"
         self._failed.update({(server, knob): (self._now() + LEFT_ALONE_S, why) for knob in change.before})
-        await self._put(declared_with(document, server, change.before))
+        try:
+            whole = declared_with(document, server, change.before)
+        except CallError as error:
+            del self._watched[server]
+            raise CallError(error.kind, f"{why}; {error.message}") from None
+        if missing := not_told(document):
+            raise CallError(ErrorKind.REFUSED, f"{why}, and nothing was put back: {_untold(missing)}")
+        await self._put(whole)
+        del self._watched[server]
         self._note_home(server, change.before, change.before)
         raise CallError(ErrorKind.REFUSED, f"{why}, so what was there before was put back")
 
@@ -190,7 +198,11 @@ def _check_may_put(document: Document, given_back: bool) -> None:
     if busy and not given_back:
         raise CallError(ErrorKind.UNREACHABLE, f"somebody is deploying {busy}, so nothing was sent")
     if missing:
-        raise CallError(ErrorKind.REFUSED, f"the configuration of {missing} is not told, and a put without it would remove it")
+        raise CallError(ErrorKind.REFUSED, _untold(missing))
+
+
+def _untold(missing: str) -> str:
+    return f"the configuration of {missing} is not told, and a put without it would remove it"
 
 
 def create(settings: Gateway) -> Actuator:

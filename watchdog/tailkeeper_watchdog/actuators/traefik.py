@@ -169,7 +169,7 @@ class TraefikActuator:
         except TimeoutError:
             words = (
                 f"Traefik has not taken {self._file.path}: `providersThrottleDuration` (2 s by default) may be too long, or a "
-                f"file of the provider is wrong, which only Traefik's log tells; {await self._put_back(written)}"
+                f"file of the provider is wrong, which only Traefik's log tells; {await self._put_back(making, written)}"
             )
             raise CallError(ErrorKind.TIMEOUT, words) from None
         except CallError as error:
@@ -178,10 +178,16 @@ class TraefikActuator:
             words = f"{self._file.path} is written, and then Traefik's API was not to be reached: the effect is unknown"
             raise CallError(ErrorKind.PROTOCOL, words) from error
 
-    async def _put_back(self, written: Written) -> str:
+    async def _put_back(self, making: _Making, written: Written) -> str:
         """Done also where the deadline ends before: the thread goes on, and what it puts back was never in force."""
-        done = await asyncio.to_thread(self._file.put_back, written, time.monotonic() + PUT_BACK_S)
-        return "it was put back as it was" if done else "another hand has changed it since, so it was left"
+        return await asyncio.to_thread(self._put_back_now, making, written)
+
+    def _put_back_now(self, making: _Making, written: Written) -> str:
+        until = time.monotonic() + PUT_BACK_S
+        if self._file.put_back(written, until):
+            return "it was put back as it was"
+        _ = self._file.change(making.undone, until)  # left there, ours would come into force with the other's, and be nobody's
+        return "another hand has changed it since, so ours alone was taken out of it"
 
     async def _seen(self) -> Seen:
         return parse_services(await self._api.json(SERVICES_PATH), self._service)
@@ -205,6 +211,7 @@ class _Making:
     values: Mapping[Knob, KnobValue]
     refusal: CallError | None = None
     _wanted: Entry | None = None
+    _before: Entry | None = None
     _units: Mapping[str, int] = field(default_factory=lambda: EMPTY)
 
     def text(self, found: str) -> str:
@@ -214,6 +221,7 @@ class _Making:
         before = pool_of(weights, self.seen.servers)
         if self.server not in before:
             raise CallError(ErrorKind.NOT_FOUND, f"in the file {_nobody(weights)}")
+        self._before = before[self.server]
         pool, self.refusal = changed(before, self.server, self.values, self.seen.serving)
         if self.refusal is not None and pool == before:
             raise self.refusal
@@ -221,6 +229,15 @@ class _Making:
         made = weights_of(document, self.seen.weights.service)
         self._wanted, self._units = pool_of(made, self.seen.servers)[self.server], _units(made)
         return new
+
+    def undone(self, found: str) -> str:
+        """The text without what was made last, where it still stands there. Raises CallError."""
+        document = parsed(found, is_json=False)
+        weights = weights_of(document, self.seen.weights.service)
+        pool, before = pool_of(weights, self.seen.servers), self._before
+        if before is None or pool.get(self.server) != self._wanted:
+            return found
+        return edited(found, edits(weights, self.seen.servers, {**pool, self.server: before}), False, document)
 
     def is_in_force(self, seen: Seen) -> bool:
         """Whether Traefik has what was made last."""

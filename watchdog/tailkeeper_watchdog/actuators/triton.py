@@ -76,11 +76,16 @@ def window_of(config: Mapping[str, Any]) -> float | None:
     return delay / MICROSECONDS
 
 
+def _microseconds(window_s: float) -> int:
+    """As Triton keeps it."""
+    return round(window_s * MICROSECONDS)
+
+
 def with_window(config: Mapping[str, Any], window_s: float) -> dict[str, Any]:
     """The whole configuration with another window, to the microsecond."""
     return {
         **config,
-        "dynamic_batching": {**config["dynamic_batching"], "max_queue_delay_microseconds": round(window_s * MICROSECONDS)},
+        "dynamic_batching": {**config["dynamic_batching"], "max_queue_delay_microseconds": _microseconds(window_s)},
     }
 
 
@@ -220,7 +225,7 @@ class TritonActuator:
             model = self._remembered(server)
             if model.loading:
                 raise CallError(ErrorKind.UNREACHABLE, "a load of ours is not over, so nothing was sent")
-            if window is None or round(window * MICROSECONDS) == round(before * MICROSECONDS):
+            if window is None or _microseconds(window) == _microseconds(before):
                 return  # a load for nothing would make requests wait for nothing
             await self._check_may_change(model, window)
             await self._change(server, model, config, window)
@@ -272,7 +277,8 @@ class TritonActuator:
             async with asyncio.timeout(LOST_ANSWER_S):
                 while True:
                     with suppress(CallError):
-                        if window_of(await self._config(server)) == window:
+                        found = window_of(await self._config(server))
+                        if found is not None and _microseconds(found) == _microseconds(window):
                             return True
                     await asyncio.sleep(LOST_ANSWER_EVERY_S)
         return False

@@ -226,7 +226,8 @@ class WebhookActuator:
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
                 return response.status_code, await _whole_body(response, limit_bytes)
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
+            # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
             raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
         except httpx.HTTPError as error:
             # Its text may quote a header, so only its type is told.
