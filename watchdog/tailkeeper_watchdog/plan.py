@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import Protocol
 
 from tailkeeper_exporter.state import State
@@ -229,6 +230,11 @@ def _first(wish: DesiredState, target: Target, actual: KnobValue) -> Change:
 
 
 def _value(wish: DesiredState, prior: KnobValue) -> KnobValue:
+    """The gateway's own value. A knob that only ever limits stays as tight as somebody had it."""
+    if wish.knob is Knob.CONCURRENCY_LIMIT:
+        return min(prior, wish.value, key=lambda limit: float(limit) or inf)  # 0 is no limit
+    if wish.knob is Knob.DEGRADE_LEVEL:
+        return max(prior, wish.value, key=float)
     return float(prior) * float(wish.value) if wish.knob is Knob.WEIGHT else wish.value
 
 
