@@ -188,7 +188,7 @@ class Loop:
         memory, desired = core.decide_all(situation, memory, rules)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
         kept_out = quarantined((lease for lease in leases if self.fleet.owns(lease)), given.attempts, parts.guards)
-        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired), *quarantine.symptoms(kept_out))
+        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
         memory = core.keep_book(memory, told, situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
