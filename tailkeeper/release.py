@@ -88,8 +88,10 @@ async def _give_back(config: Config, ledger: Ledger) -> Said:
     actuators = {g.name: build_actuator(g) for g in config.for_watchdog().gateways}
     reconciler = Reconciler(actuators, ledger, DecisionLog(ledger, time.time), config.guards.lease_s, time.time)
     try:
-        before = len(ledger.leases())
-        done = await reconciler.release(ledger.leases(), 0, "released by release-all", DEADLINE_S)
+        leases = ledger.leases()
+        before = len(leases)
+        ledger.forget_attempts({lease.backend for lease in leases})  # as a running watchdog does: a person has looked
+        done = await reconciler.release(leases, 0, "released by release-all", DEADLINE_S)
     finally:
         await reconciler.close()
     lines = [f"{d.backend}: {d.knob} → {d.to_value} {d.verdict}: {d.reason}" for d in done.decisions]

@@ -10,6 +10,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, KnobValue, Mode
+from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 
@@ -396,3 +397,12 @@ async def test_who_refuses_requests_is_not_ill(tmp_path: Path) -> None:
         await world.run(0.5)
 
     assert world.admission("b") == SERVE
+
+
+async def test_two_wishes_for_one_weight_that_are_only_observed_are_no_flood(db: Path) -> None:
+    params = GpuHealthGateParams(breaker_open_s=2, breaker_trial_requests=1_000)
+    world = World(db, mode=Mode.OBSERVE, params=params)
+    await world.run(5)
+    world.sick["b"].errors_per_tick, world.sick["b"].itl_s = 3.0, 0.5  # on trial and slow
+    await world.run(40)
+    assert 3 <= len(world.verdicts("b")) < 10

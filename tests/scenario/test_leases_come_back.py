@@ -12,7 +12,9 @@ import pytest
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind, ServerState
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Target
+from tailkeeper_watchdog.core import PolicySetting
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Mode, Target
+from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import FakeGateway, World
 
@@ -339,3 +341,27 @@ async def test_a_value_is_given_back_exactly_or_not_at_all(db: Path) -> None:
     world.gateway.lies = True
     await world.loop.release("by hand")
     assert len(world.ledger.leases()) == 1, "nearly its prior value is not its prior value"
+
+
+@pytest.mark.parametrize(("usage", "steps"), [(0.1, [0.25, 0.5, 0.9]), (0.4, [0.25, 0.5, 0.6]), (0.85, [0.15])])
+async def test_a_weight_that_a_policy_wants_is_come_to_by_the_ramp_and_never_jumped_to(
+    db: Path, usage: float, steps: list[float]
+) -> None:
+    policies = {"context_length_routing": PolicySetting(Mode.ENFORCE, ContextLengthRoutingParams())}
+    world = World(db, policies=policies)  # 5 s of cooldown, 6 s of ramp
+    for name, sick in world.sick.items():
+        sick.extra[catalog.KV_USAGE.name] = usage if name == "b" else 0.0
+    await world.run(5)
+    world.sick["b"].state = State.HUNG
+    await world.run(5)
+    world.sick["b"].state = State.SERVING
+    seen: dict[float, float] = {}
+    for _ in range(60):
+        await world.run(0.5)
+        if world.admission("b") == SERVE:
+            seen.setdefault(round(float(world.weight("b")), 4), world.clock.now)
+
+    assert list(seen) == [pytest.approx(step) for step in steps]
+    assert seen[steps[-1]] - seen[steps[0]] == (6.0 if len(steps) > 1 else 0.0)
+    (lease,) = [lease for lease in world.ledger.leases() if lease.backend == "b"]
+    assert (lease.policy, lease.prior) == ("context_length_routing", 1.0)

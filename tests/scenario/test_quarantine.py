@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Severity
+from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, FindingKind, Severity, Target
 from tailkeeper_watchdog.settings import GuardsSettings
-from tests.scenario.world import World
+from tests.scenario.world import FakeGateway, World
 
 GUARDS = GuardsSettings(cooldown_s=1, return_ramp_s=2, lease_s=20, quarantine_after=3)
 
@@ -71,3 +72,25 @@ async def test_others_are_not_in_it(flapping: World) -> None:
     await flapping.run(15)
 
     assert flapping.admission("c") == SERVE
+
+
+class TwoDoors(World):
+    """Every backend behind two gateways."""
+
+    def start(self) -> None:
+        self.actuators["tap"] = FakeGateway(self._names)
+        super().start()
+
+    def backend(self, name: str, server: str = "", url: str = "") -> Backend:
+        made = super().backend(name, server, url)
+        return replace(made, targets=(*made.targets, Target("tap", name, "all")))
+
+
+async def test_a_removal_at_two_gateways_is_one_removal(tmp_path: Path) -> None:
+    world = TwoDoors(tmp_path / "ledger.db", guards=GUARDS)
+    await world.run(10)
+    world.sick["b"].state = State.HUNG
+    await world.run(5)
+
+    assert len([lease for lease in world.ledger.leases() if lease.written == DRAIN]) == 2
+    assert world.ledger.attempts(world.clock.wall()) == {"b": 1}

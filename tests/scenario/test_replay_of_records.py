@@ -9,13 +9,14 @@ from typing import Any
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.core import PolicySetting
-from tailkeeper_watchdog.model import DRAIN, Knob, Mode
+from tailkeeper_watchdog.model import DRAIN, Backend, Knob, Mode, Target
 from tailkeeper_watchdog.records.file import read
 from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.records.lines import RecordedTick, RunStart
 from tailkeeper_watchdog.replay.own import again, decided_by
 from tailkeeper_watchdog.replay.simulated import Decider
 from tests.scenario.recorded_world import RecordedWorld
+from tests.scenario.world import FakeGateway
 
 
 async def eventful(world: RecordedWorld) -> None:
@@ -152,3 +153,29 @@ async def test_the_recorded_configuration_is_read_back_as_it_was(tmp_path: Path)
     parts = RecordedWorld(tmp_path).loop.parts
     document = written_down(parts.rules, parts.guards, parts.tick_s)
     assert InForce.of({**document, "added_later": 1}) == InForce(parts.rules, parts.guards, parts.tick_s)
+
+
+class EnginesWorld(RecordedWorld):
+    """Where "b" alone can also be turned at its engine, which is no gateway for traffic."""
+
+    def start(self) -> None:
+        engines = FakeGateway(("b",))
+        engines.normal = {Knob.BATCH_WINDOW_S: 0.1}
+        engines.values["b"] = dict(engines.normal)
+        self.actuators["engines"] = engines
+        super().start()
+
+    def backend(self, name: str, server: str = "", url: str = "") -> Backend:
+        made = super().backend(name, server, url)
+        return replace(made, targets=(*made.targets, Target("engines", "b", "all"))) if name == "b" else made
+
+
+async def test_a_gateway_without_traffic_is_no_pool_in_a_replay_either(tmp_path: Path) -> None:
+    world = EnginesWorld(tmp_path)
+    await world.run(3)
+    world.sick["b"].state = State.HUNG
+    await world.run(3)
+    assert world.admission("b") == DRAIN
+    run, outcomes = await world.replayed()
+    assert run.compared.differences == []
+    assert outcomes == world.outcomes

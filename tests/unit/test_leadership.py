@@ -75,3 +75,17 @@ async def test_a_lock_and_a_lease_lead_together_or_not_at_all(tmp_path: Path) ->
     assert await here.try_lead() is not None
     await both.step_down()
     assert await here.try_lead() is None
+
+
+async def test_a_lock_file_that_cannot_be_looked_at_for_a_moment_is_had_at_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, stat = lock(tmp_path), os.stat
+
+    def refused(path: object) -> os.stat_result:
+        monkeypatch.setattr(os, "stat", stat)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert "nobody can say who leads: Permission denied" in (await one.try_lead() or "")
+    assert await one.try_lead() is None

@@ -517,3 +517,11 @@ async def test_a_real_alertmanager_shows_the_open_finding_and_drops_it_when_it_c
         notifier.offer(_alerts(replace(_finding(since_unix_s=now), until_unix_s=now), scores={"a": _score(0.3)}))
         await asyncio.to_thread(wait_until, lambda: [_band_of(a) for a in seen()] == ["0.4"], "the new band alone")
         assert notifier.last_error is None
+
+
+def test_two_pieces_of_advice_are_two_alerts_and_nobody_is_said_to_wait_for_them() -> None:
+    told = _alerts(*(_finding(FindingKind.ADVICE, signal=signal) for signal in ("gate:admission", "quarantine")))
+
+    assert len({tuple(alert["labels"].items()) for alert in told}) == 2
+    assert {alert["labels"]["alertname"] for alert in told} == {"HealthDegraded"}
+    assert "wait longer" not in told[0]["annotations"]["impact"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log
+from random import Random
 from typing import Any
 
 import pytest
@@ -205,3 +206,19 @@ def test_a_backend_that_is_not_heard_of_is_left_alone_and_the_silence_is_not_hel
     batches.now += 30
     after = batches.tick(0.5, ttft={0.5: 100})
     assert after == before
+
+
+@pytest.mark.parametrize("longest_s", [0.0, 1.0, 5.0])
+def test_answers_of_different_lengths_do_not_make_regular_arrivals_irregular(longest_s: float) -> None:
+    """A request is told of when it ends, and so the long ones after others that came later."""
+    run = Run(adaptive_batch_window.POLICY, PARAMS)
+    chance = Random(1)
+    by_end = sorted((n * 0.03 + longest_s * chance.random(), n * 0.03) for n in range(1_000))
+    values = set()
+    for tick in range(1, 60):
+        ended = [(end, at) for end, at in by_end if tick - 1 <= 2 * end < tick]
+        told = [RequestRecord("a", "ok", 0.1, 0.02, end - at, start_unix_s=at) for end, at in ended]
+        now, knobs = 1_000.0 + tick / 2, {("a", Knob.BATCH_WINDOW_S): 0.1}
+        wants = run.tick(situation(seen("a"), now=now, records={"a": tuple(told)}, knobs=knobs))
+        values |= set(wants.values())
+    assert sorted(values) == [pytest.approx(v) for v in (0.12, 0.144, 0.1728, 0.2)], "it only ever grows"

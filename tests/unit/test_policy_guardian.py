@@ -155,3 +155,19 @@ def test_where_all_are_drained_their_users_are_still_looked_at() -> None:
     knobs: dict[tuple[str, Knob], KnobValue] = {("a", Knob.ADMISSION): DRAIN}
     at = situation(seen("a"), recent={"a": SLOW}, knobs=knobs)
     assert Run(slo_guardian.POLICY, SloGuardianParams()).tick(at) == {("a", Knob.DEGRADE_LEVEL): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("recent", "running", "comes_back"),
+    [
+        (None, 0.0, True),  # nearly all of the requests were such as are shed
+        (window(10.0, ok=5, ttft={0.2: 5}, generated_tokens=500.0), 1.0, True),
+        (window(10.0, ok=0, generated_tokens=0.0), 4.0, False),  # they hang
+    ],
+)
+def test_where_few_requests_are_left_shedding_ends_unless_they_hang(
+    recent: Window | None, running: float, comes_back: bool
+) -> None:
+    pool = Pool()
+    pool.tick(10, SLOW)
+    assert [bool(pool.tick(10, recent, running=running)) for _ in range(4)] == [True, True, True, not comes_back]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tailkeeper_watchdog.model import DRAIN, SERVE, DesiredState, Knob, KnobValue, Mode
-from tailkeeper_watchdog.resolve import resolve
+from tailkeeper_watchdog.resolve import resolve, strictest
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,11 @@ def test_two_notes_on_one_backend_are_both_made() -> None:
         assert wish.value == "kv_usage_ratio=0.82,oom-risk=level1"
         assert "kv" in wish.reason
         assert "pressure" in wish.reason
+
+
+def test_what_one_policy_wants_twice_of_a_knob_counts_once_and_as_the_strictest() -> None:
+    twice = [DesiredState("p", "a", Knob.WEIGHT, value, "why", Mode.OBSERVE) for value in (0.5, 0.1)]
+    other = DesiredState("q", "a", Knob.WEIGHT, 0.3, "why", Mode.OBSERVE)
+
+    for order in itertools.permutations((*twice, other)):
+        assert {wish.value for wish in strictest(order)} == {0.1, 0.3}

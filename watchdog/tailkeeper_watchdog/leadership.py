@@ -104,7 +104,12 @@ class FileLock:
         except BaseException:
             os.close(opened)
             raise
-        if not self._is_there(opened):  # replaced between opening and locking: the next try finds the new one
+        try:
+            there = self._is_there(opened)
+        except BaseException:
+            os.close(opened)  # kept open it would keep the lock, and us from ever having it
+            raise
+        if not there:  # replaced between opening and locking: the next try finds the new one
             os.close(opened)
             return f"the lock file {self._path} was replaced a moment ago"
         self._held = opened

@@ -47,6 +47,7 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, plan
 from tailkeeper_watchdog.quarantine import quarantined
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
+from tailkeeper_watchdog.resolve import strictest
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.tick import TickInputs
@@ -187,7 +188,7 @@ class Loop:
         memory, desired = core.decide_all(situation, memory, rules)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
         kept_out = quarantined((lease for lease in leases if self.fleet.owns(lease)), given.attempts, parts.guards)
-        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired), *quarantine.symptoms(kept_out))
+        told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
         memory = core.keep_book(memory, told, situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
@@ -226,6 +227,7 @@ class Loop:
             report=self.report,
             leases=leases,
             support=self.support,
+            without_doors=parts.reconciler.without_doors,
             weights=rules.weights,
             paused=parts.switches.paused(),
             holds={name: hold.reason for name, hold in parts.switches.holds().items()},
@@ -326,7 +328,7 @@ class Loop:
             contended=frozenset(self._contended_until),
             changed_at=self._changed_at,
             released_at=self._released_at,
-            without_doors=self.parts.reconciler.without_doors,
+            without_doors=given.without_doors,
         )
 
     def _plan(
@@ -380,10 +382,10 @@ class Loop:
         # A foreign hand at a server that nobody owns any more is nobody's trouble.
         ours = {(c.backend, c.knob) for c in changes if c.lease is not None and self.fleet.owns(c.lease)}
         self._contended_until.update(dict.fromkeys(executed.contended & ours, wall + self.parts.guards.lease_s))
-        for change in changes:
-            new = change.kind is ChangeKind.APPLY and change.lease is None and change.value == DRAIN
-            if new and (change.backend, change.knob) in executed.changed:
-                self.parts.ledger.count_attempt(change.backend, wall)
+        drained = {c.backend: None for c in changes if c.kind is ChangeKind.APPLY and c.lease is None and c.value == DRAIN}
+        for backend in drained:  # at however many gateways, it is one removal
+            if (backend, Knob.ADMISSION) in executed.changed:
+                self.parts.ledger.count_attempt(backend, wall)
         return executed
 
     def _note_unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
@@ -397,10 +399,9 @@ class Loop:
             if verdict.refusal is not None:
                 reason = f"{verdict.refusal.value} ({verdict.detail}); wanted because {verdict.desired.reason}"
                 yield from self._note(verdict.desired, Outcome.REFUSED, reason, verdict.refusal.name)
-        for wish in desired:
-            if wish.mode is not Mode.ENFORCE:
-                outcome = Outcome.OBSERVED if wish.mode is Mode.OBSERVE else Outcome.ADVISED
-                yield from self._note(wish, outcome, wish.reason, "")
+        for wish in strictest(wish for wish in desired if wish.mode is not Mode.ENFORCE):
+            outcome = Outcome.OBSERVED if wish.mode is Mode.OBSERVE else Outcome.ADVISED
+            yield from self._note(wish, outcome, wish.reason, "")
 
     def _note(self, wish: DesiredState, outcome: Outcome, reason: str, code: str) -> Iterator[Decision]:
         decision = self.parts.decisions.note(

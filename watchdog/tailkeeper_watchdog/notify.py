@@ -52,6 +52,7 @@ ALERT_NAMES: Mapping[FindingKind, str] = {
     FindingKind.TELEMETRY_LOST: "TelemetryLost",
     FindingKind.COMMON_CAUSE: "HealthDegraded",
     FindingKind.CONTENDED: "HealthDegraded",
+    FindingKind.ADVICE: "HealthDegraded",
     FindingKind.IMPROVED_BUT_BROKEN: "HealthDegraded",
 }
 """Every other kind is a form of drift in what users get."""
@@ -66,9 +67,11 @@ IMPACTS: Mapping[FindingKind, str] = {
     FindingKind.TELEMETRY_LOST: "Unknown: nobody can say how its users fare, and no action is taken on it.",
     FindingKind.COMMON_CAUSE: "Users of the whole pool; taking backends out would not help them.",
     FindingKind.CONTENDED: "None by itself: two hands change the same knob, and ours lets go.",
+    FindingKind.ADVICE: "None by itself: a person is asked to decide what is done about this backend.",
     FindingKind.SLO_BURN: "Its users wait too long, or get errors, more often than the SLO allows.",
     FindingKind.IMPROVED_BUT_BROKEN: "Its users get an answer sooner, and it is an error or next to nothing.",
 }
+_BY_SIGNAL = (FindingKind.SLO_BURN, FindingKind.ADVICE)
 DEFAULT_IMPACT = "Its users wait longer than before."
 
 Alert = dict[str, Any]
@@ -135,8 +138,8 @@ def _of_finding(finding: Finding, score: HealthScore | None, pool: str, wishes: 
         "labels": {
             **_labels(name, finding.severity, finding.backend, pool, score, wishes),
             "kind": finding.kind.value,
-            # Late and failed requests are two alerts of one backend.
-            **({"signal": finding.signal} if finding.kind is FindingKind.SLO_BURN and finding.signal else {}),
+            # Late and failed requests are two alerts of one backend, as are two pieces of advice.
+            **({"signal": finding.signal} if finding.kind in _BY_SIGNAL and finding.signal else {}),
         },
         "annotations": {
             "summary": finding.summary,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import Protocol
 
 from tailkeeper_exporter.state import State
@@ -105,7 +106,12 @@ class PlanInput:
 def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Change, ...]]:
     """The changes of this tick. Servers that no gateway reported are left alone: nothing can be read back there."""
     leases = {(lease.target, lease.knob): lease for lease in given.leases}
-    memory = _remember(given, memory)
+    before, memory = memory, _remember(given, memory)
+    returning = _returning(given.leases)
+    wishes = tuple(wish for wish in given.wishes if not _waits_for_ramp(wish, given, before, memory, returning))
+    if len(wishes) < len(given.wishes):
+        given = replace(given, wishes=wishes)
+        memory = _remember(given, before)
     changes: list[Change] = []
     wanted: set[tuple[Target, Knob]] = set()
     targets = {b.name: b.targets for b in given.snapshot.backends} if given.wishes else {}
@@ -147,11 +153,30 @@ def forgotten(memory: ReturnMemory, gone: frozenset[str], targets: frozenset[Tar
     )
 
 
+def _returning(leases: tuple[Lease, ...]) -> frozenset[str]:
+    return frozenset(lease.backend for lease in leases if lease.policy == RETURN_POLICY)
+
+
+def _waits_for_ramp(
+    wish: DesiredState, given: PlanInput, before: ReturnMemory, memory: ReturnMemory, returning: frozenset[str]
+) -> bool:
+    """Whether a return gives a backend less, for now, than a policy would: its wish counts once the ramp has come that far."""
+    if wish.knob is not Knob.WEIGHT or given.settings.return_ramp_s <= 0:
+        return False
+    if (wish.backend, Knob.ADMISSION) in memory.ramp_since:  # it is about to be let in
+        return float(wish.value) > RETURN_STEPS[0]
+    if wish.backend not in returning:
+        return False
+    since = before.ramp_since.get((wish.backend, Knob.WEIGHT))
+    share = RETURN_STEPS[0] if since is None else ramp_share(given.snapshot.now - since, given.settings.return_ramp_s)
+    return float(wish.value) > share
+
+
 def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:
     """Good evidence counts from the first tick at which a backend serves and nobody wants this knob of it restricted."""
     now = given.snapshot.now
     wanted = {(wish.backend, wish.knob) for wish in given.wishes} | given.blocked
-    returning = {lease.backend for lease in given.leases if lease.policy == RETURN_POLICY}
+    returning = _returning(given.leases)
     good_since, ramp_since = {}, {}
     for key in {(lease.backend, lease.knob) for lease in given.leases}:
         backend, knob = key
@@ -163,6 +188,8 @@ def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:
         # A weight that a return has just lowered has waited with its drain: the wait is not served twice.
         since = memory.good_since.get((backend, Knob.ADMISSION), now) if backend in returning else now
         good_since[key] = memory.good_since.get(key, since)
+        if knob is Knob.WEIGHT:
+            good_since[key] = min(good_since[key], since)
         if now - good_since[key] >= return_wait_s(given.settings, given.attempts.get(backend, 1)):
             ramp_since[key] = memory.ramp_since.get(key, now)
     return ReturnMemory(good_since, ramp_since, memory.no_ramp)
@@ -203,7 +230,8 @@ def _toward(wish: DesiredState, target: Target, server: ServerState, lease: Leas
         return Change(kind, wish.backend, target, wish.knob, value, lease.prior, wish.policy, wish.reason, lease, reverts, actual)
 
     if same(wish.knob, actual, lease.written):
-        if server.doubt_of(wish.knob, giving_back=False) or _differs_enough(wish.knob, value, lease.written):
+        doubted = server.doubt_of(wish.knob, giving_back=False)
+        if doubted or _differs_enough(wish.knob, value, lease.written) or lease.policy == RETURN_POLICY:  # now a policy's again
             return [change(ChangeKind.APPLY)]
         return [change(ChangeKind.RENEW)] if _due(lease, given) or not lease.confirmed else []
     if not lease.confirmed and same(wish.knob, actual, lease.prior):
@@ -229,6 +257,11 @@ def _first(wish: DesiredState, target: Target, actual: KnobValue) -> Change:
 
 
 def _value(wish: DesiredState, prior: KnobValue) -> KnobValue:
+    """The gateway's own value. A knob that only ever limits stays as tight as somebody had it."""
+    if wish.knob is Knob.CONCURRENCY_LIMIT:
+        return min(prior, wish.value, key=lambda limit: float(limit) or inf)  # 0 is no limit
+    if wish.knob is Knob.DEGRADE_LEVEL:
+        return max(prior, wish.value, key=float)
     return float(prior) * float(wish.value) if wish.knob is Knob.WEIGHT else wish.value
 
 
@@ -317,7 +350,7 @@ def _readmit(
         return []  # what became of that lease is settled first
     prior = weight if held is None else held.prior
     first = float(prior) * RETURN_STEPS[0]
-    wanted = held is not None and (lease.backend, Knob.WEIGHT) not in memory.good_since
+    wanted = any(wish.backend == lease.backend and wish.knob is Knob.WEIGHT for wish in given.wishes)
     if wanted or float(weight) <= first or same(Knob.WEIGHT, weight, first):
         return [release]  # low enough already, or somebody's zero, or a policy says how low
     reason = f"serving again: returning at {RETURN_STEPS[0]:.0%}"

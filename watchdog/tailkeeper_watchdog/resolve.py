@@ -5,7 +5,7 @@ Only wishes of enforcing policies compete; a policy that merely observes or advi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 
@@ -64,6 +64,16 @@ def resolve(desired: tuple[DesiredState, ...]) -> tuple[DesiredState, ...]:
         elif _rank(wish) < _rank(best[key]):
             best[key] = wish
     return (*best.values(), *(w for w in desired if w.mode is not Mode.ENFORCE))
+
+
+def strictest(wishes: Iterable[DesiredState]) -> Iterable[DesiredState]:
+    """Of several wishes of one policy for one knob of one backend only the most restrictive: it is the one that would count."""
+    kept: dict[tuple[str, str, Knob], DesiredState] = {}
+    for wish in wishes:
+        key = (wish.policy, wish.backend, wish.knob)
+        if key not in kept or _rank(wish) < _rank(kept[key]):
+            kept[key] = wish
+    return kept.values()
 
 
 def _both(first: DesiredState, second: DesiredState) -> DesiredState:

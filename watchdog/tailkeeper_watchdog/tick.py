@@ -30,6 +30,8 @@ class TickInputs:
     leases: tuple[Lease, ...] = ()
     """As the ledger has them, before they are adopted by backends that were renamed."""
     support: Mapping[tuple[str, Knob], Support] = field(default_factory=lambda: EMPTY)
+    without_doors: frozenset[str] = frozenset()
+    """Gateways that carry no traffic: to the guards their servers are no pool."""
     weights: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     paused: str | None = None
     holds: Mapping[str, str] = field(default_factory=lambda: EMPTY)

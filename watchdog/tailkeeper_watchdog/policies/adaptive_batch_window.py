@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, log
+from operator import add
 from typing import Annotated
 
 from pydantic import Field
@@ -40,7 +41,8 @@ NAME = "adaptive_batch_window"
 BINS_S = (0.005, 0.020, 0.050, 0.100)
 """Upper bounds of the first four bins; the fifth has no end."""
 MAX_ARRIVALS = 512
-"""Times between arrivals remembered of one backend."""
+"""Remembered of one backend."""
+ROUNDING_S = 1e-6
 SHRINK_EVERY_S = 0.1
 PEAK_KEPT_PER_S = 0.99
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -74,10 +76,10 @@ class AdaptiveBatchWindowParams(Settings):
 class Controller:
     """What is remembered of one backend. Times are monotonic seconds unless named otherwise."""
 
-    gaps_s: tuple[float, ...] = ()
-    """Between its latest arrivals."""
-    last_arrival_unix_s: float | None = None
-    """By the exporter's clock."""
+    arrivals_unix_s: tuple[float, ...] = ()
+    """Of its latest requests, by the exporter's clock, in the order in which they were told of."""
+    took_s: tuple[float, ...] = ()
+    """How long each of these took."""
     worked_at: float | None = None
     """When a request was last under way or finished."""
     slow_batches: int = 0
@@ -137,7 +139,9 @@ def decide(
             if name in memory.controllers:
                 controllers[name] = replace(memory.controllers[name], seen_at=None)
             continue
-        before = _arrived(memory.controllers.get(name, Controller()), situation.requests(name))
+        before = memory.controllers.get(name, Controller())
+        if windowed:
+            before = _arrived(before, situation.requests(name))
         if seen is None:  # unknown turns nothing; how long it lasts is not held against the backend either
             controllers[name] = replace(before, seen_at=None)
             continue
@@ -151,14 +155,25 @@ def decide(
 
 
 def _arrived(controller: Controller, records: Iterable[RequestRecord]) -> Controller:
-    """With the times between the arrivals that were told of at this tick. Records are told in the order of their ends."""
-    starts = sorted(record.start_unix_s for record in records if record.start_unix_s is not None)
-    if not starts:
+    """With the arrivals that were told of at this tick."""
+    told = [(r.start_unix_s, r.e2e_s or r.ttft_s or 0.0) for r in records if r.start_unix_s is not None]
+    if not told:
         return controller
-    last = controller.last_arrival_unix_s
-    all_of_them = starts if last is None else [last, *(at for at in starts if at >= last)]
-    gaps = (*controller.gaps_s, *(after - before for before, after in pairwise(all_of_them)))
-    return replace(controller, gaps_s=gaps[-MAX_ARRIVALS:], last_arrival_unix_s=max(all_of_them))
+    arrivals = (*controller.arrivals_unix_s, *(at for at, _ in told))[-MAX_ARRIVALS:]
+    return replace(controller, arrivals_unix_s=arrivals, took_s=(*controller.took_s, *(took for _, took in told))[-MAX_ARRIVALS:])
+
+
+def gaps_of(controller: Controller) -> list[float]:
+    """Seconds between its latest arrivals.
+
+    Requests are told of when they end, so of those that came within the longest answer before the last end not all are known:
+    what is missing among them would look like irregular arrivals.
+    """
+    if not controller.arrivals_unix_s:
+        return []
+    last_end = max(map(add, controller.arrivals_unix_s, controller.took_s))
+    complete_until = last_end - max(controller.took_s) + ROUNDING_S
+    return [after - before for before, after in pairwise(sorted(at for at in controller.arrivals_unix_s if at <= complete_until))]
 
 
 def _watched(
@@ -202,7 +217,8 @@ def _window(
         value = float(known.prior) if known is not None else params.ceiling_s
     # A model that answers at once has no first token of its own: its whole answer is what the window delays.
     p99 = situation.p99(backend.name, "ttft") or situation.p99(backend.name, "e2e")
-    h = _entropy(controller, params)
+    gaps = gaps_of(controller)
+    h = entropy(gaps) if len(gaps) >= params.min_arrivals else None
     if controller.open:
         return replace(controller, value=params.floor_s), _breaker_words(params)
     if p99 is not None and p99.value > params.target_p99_s:
@@ -212,7 +228,7 @@ def _window(
         return controller, "too few arrivals to say more: it stays" if controller.value is not None else ""
     if now - controller.stepped_at >= params.interval_s:
         controller = replace(controller, value=by_entropy(value, h, params), stepped_at=now)
-    return controller, f"entropy {h:.2f} of the last {len(controller.gaps_s)} times between arrivals"
+    return controller, f"entropy {h:.2f} of the last {len(gaps)} times between arrivals"
 
 
 def _limit(
@@ -245,10 +261,6 @@ def _limit(
 def _turning(controller: Controller, knob: Knob) -> Controller:
     """The controller of this knob; one that turned another knob until now begins anew."""
     return controller if controller.knob is knob else replace(controller, knob=knob, value=None)
-
-
-def _entropy(controller: Controller, params: AdaptiveBatchWindowParams) -> float | None:
-    return entropy(controller.gaps_s) if len(controller.gaps_s) >= params.min_arrivals else None
 
 
 def _breaker_words(params: AdaptiveBatchWindowParams) -> str:

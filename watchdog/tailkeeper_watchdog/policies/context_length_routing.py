@@ -74,10 +74,11 @@ def decide(
         weight = round(given[name].weight, 4)
         if weight <= 1.0 - params.full_weight_below_ratio:
             desired.append(_wish(seen[name], Knob.WEIGHT, weight, f"KV cache {used:.0%} in use", mode))
+    published = Mode.OBSERVE if mode is Mode.ADVISE else mode  # figures for routers are no advice to a person
     for backend in situation.snapshot.backends:
         if backend.name in usage and situation.knob(backend, Knob.ANNOTATION) is not None:
             note = f"{ANNOTATION}={min(1.0, max(0.0, usage[backend.name])):.2f}"
-            desired.append(_wish(seen[backend.name], Knob.ANNOTATION, note, "published for routers", mode))
+            desired.append(_wish(seen[backend.name], Knob.ANNOTATION, note, "published for routers", published))
     desired.extend(_cap_on_unknown(situation, seen, given, params, mode))
     # One that is not heard of for a while goes on from where it was; one that is gone is forgotten.
     return Memory({**memory.given, **given}), tuple(desired)

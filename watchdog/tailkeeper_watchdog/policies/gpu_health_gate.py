@@ -225,7 +225,7 @@ def _lost_gpu(seen: BackendObservation, recent: Window | None, params: GpuHealth
     if not lost:
         return []
     signals = ["gpu_lost"]
-    errors = recent.error_ratio if recent else None
+    errors = recent.failure_ratio if recent else None
     if errors is not None and errors > params.breaker_close_error_ratio:
         signals.append("errors")
     if not (seen.state.takes_work or seen.state in _BLIND):
@@ -362,8 +362,8 @@ def _maybe_open(
     if breaker.failures_in_a_row >= params.breaker_failures:
         why = f"{breaker.failures_in_a_row:.0f} failures in a row, peers at {peers_error_ratio:.1%}"
     elif recent is not None and (ratio := recent.failure_ratio) is not None and ratio > params.breaker_error_ratio:
-        count = recent.requests
-        if count is None or count < params.breaker_min_requests:
+        count = sum(recent.increase(OUTCOME_SLOT[outcome]) or 0.0 for outcome in ("ok", "error"))  # those that the ratio is of
+        if count < params.breaker_min_requests:
             return breaker
         why = f"{ratio:.0%} of {count:.0f} requests failed, peers at {peers_error_ratio:.1%}"
     else:

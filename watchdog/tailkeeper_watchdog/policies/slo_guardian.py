@@ -7,7 +7,8 @@
 * Scale: more than 2.1 × the usual number of requests in the pool for 15 s asks for as many more replicas, at most twice as many.
 * Rebalance: P99 between tokens over 35 ms with memory pressure above 85 % sheds; fewer than 1,000 tokens a second with memory
   below 70 % and requests waiting scales; else it waits.
-* Restore: after three good periods of 10 s in a row one step each period, so that all is back within two minutes.
+* Restore: after three good periods of 10 s in a row one step each period, so that all is back within two minutes. Where too few
+  requests finish to judge by, a period is good while none waits, and none is under way or tokens come.
 
 The usual number of requests is a mean over an hour of good times, and is used once ten minutes of it are known. A pool of
 which nothing is heard stays as it is. What was left in a backend that is drained, or was in those 10 s, ends late and sheds
@@ -237,10 +238,10 @@ def _scale_wanted(guard: Guard, seen: Look, now: float, params: SloGuardianParam
 
 
 def _restored(guard: Guard, seen: Look, now: float, params: SloGuardianParams) -> Guard:
-    """One step back where the last periods were good. A look that says nothing about latency is no good period."""
+    """One step back where the last periods were good. A look that says nothing is no good period."""
     if not guard.level and guard.scale <= 1.0:
         return replace(guard, good_since=None, why="")
-    if seen.ttft_p99_s is None and seen.error_ratio is None:
+    if seen.ttft_p99_s is None and seen.error_ratio is None and not _is_quiet(seen):
         return replace(guard, good_since=None)
     since = now if guard.good_since is None else guard.good_since
     guard = replace(guard, good_since=since)
@@ -249,6 +250,11 @@ def _restored(guard: Guard, seen: Look, now: float, params: SloGuardianParams) -
     if guard.level:
         return replace(guard, level=guard.level - 1, stepped_at=now)
     return replace(guard, scale=1.0, stepped_at=now)
+
+
+def _is_quiet(seen: Look) -> bool:
+    """Whether so few finish because so few are there, and not because they hang: what is shed may have been nearly all."""
+    return not seen.waiting and (seen.requests == 0 or bool(seen.tokens_per_s))
 
 
 def _wishes(

@@ -72,6 +72,7 @@ def outcome_of(record: TickRecord) -> Outcome:
 
 _LISTS: Mapping[str, tuple[str, Any]] = {
     "l": ("leases", tuple[Lease, ...]),
+    "wd": ("without_doors", frozenset[str]),
     "w": ("weights", Mapping[str, float]),
     "p": ("paused", str | None),
     "o": ("holds", Mapping[str, str]),

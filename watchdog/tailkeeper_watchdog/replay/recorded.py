@@ -97,6 +97,7 @@ class _Gateways(Reconciler):
         return self._now.inputs.support
 
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
+        self.without_doors = self._now.inputs.without_doors
         return self._now.inputs.report
 
     async def execute(self, changes: tuple[Change, ...], tick: int, deadline_s: float, limit: int | None = None) -> Executed:
