@@ -247,6 +247,7 @@ async def test_a_hung_backend_is_drained_at_its_tap_and_serves_again_when_it_is_
         gateway = TapsOfTheWorld("edge", (url,), Auth())
         gateway.taps = taps
         world.gateway = gateway  # type: ignore[assignment]
+        world.actuators = {"edge": gateway}
         world.start()
         await world.run(2)
         world.sick["a"].state = State.HUNG
