@@ -22,7 +22,8 @@ demo: $(READY) ## A simulated fleet, a fault, and Tailkeeper at work; console on
 	@$(BIN)/tailkeeper demo $(ARGS)
 
 test: unit ## All tests; those that need a real program are skipped where it is missing.
-	@$(BIN)/python -m pytest tests/loopback tests/contract tests/e2e $(ARGS)
+	@$(BIN)/python -m pytest -n 2 tests/contract $(ARGS)
+	@$(BIN)/python -m pytest tests/loopback tests/e2e $(ARGS)
 
 unit: $(READY) ## The fast tests alone: no real programs, under a minute.
 	@$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/scenario $(ARGS)
