@@ -221,6 +221,8 @@ def written(knob: Knob, actual: KnobValue, wanted: KnobValue) -> bool:
 def _toward(wish: DesiredState, target: Target, server: ServerState, lease: Lease | None, given: PlanInput) -> list[Change]:
     """What brings the server to the wish, or nothing."""
     actual = server.values[wish.knob]
+    if lease is None and wish.knob is Knob.WEIGHT and Knob.WEIGHT in server.lowest:
+        return []  # its replicas differ: a share of one of them, written to all, would spread what somebody did at one
     if lease is None:
         return [_first(wish, target, actual)]
     lease = as_found(lease, actual)
