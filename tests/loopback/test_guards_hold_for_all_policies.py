@@ -232,6 +232,6 @@ class WatchingAll(Watching):
 
 
 WatchingAll.TestCase.settings = settings(
-    max_examples=6, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWhateverHappens = WatchingAll.TestCase

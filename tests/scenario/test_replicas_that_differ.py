@@ -37,3 +37,17 @@ async def test_a_hung_backend_is_drained_at_both_whatever_their_weights(tmp_path
     await world.run(5)
 
     assert (one.values["b"][Knob.ADMISSION], two.values["b"][Knob.ADMISSION]) == (DRAIN, DRAIN)
+
+
+async def test_what_only_one_replica_took_stays_noted_and_is_given_back(tmp_path: Path) -> None:
+    world, one, two = await world_of_two_replicas(tmp_path)
+    one.lies = True
+    world.sick["b"].itl_s = 0.2
+    await world.run(10)
+    assert two.values["b"][Knob.WEIGHT] == 0.5
+    assert [lease.prior for lease in world.ledger.leases() if lease.knob is Knob.WEIGHT] == [1.0]
+
+    one.lies, world.sick["b"].itl_s = False, 0.02
+    await world.run(200)
+    assert (one.values["b"][Knob.WEIGHT], two.values["b"][Knob.WEIGHT]) == (1.0, 1.0)
+    assert world.ledger.leases() == ()
