@@ -16,7 +16,8 @@ import pytest
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
-from tailkeeper_watchdog.actuators.webhook import READS_AT_ONCE, WebhookActuator
+from tailkeeper_watchdog.actuators.http_calls import CALLS_AT_ONCE
+from tailkeeper_watchdog.actuators.webhook import WebhookActuator
 from tailkeeper_watchdog.model import DRAIN, Knob
 from tests.contract.webhook_gateway import BASE, NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.tiny_servers import answer, serving
@@ -142,7 +143,7 @@ async def test_many_servers_are_read_side_by_side_within_the_stated_bound() -> N
         states = await actuator.read(names, DEADLINE_S)
         await actuator.close()
     assert set(states) == set(names)
-    assert 1 < gateway.most_at_once <= READS_AT_ONCE
+    assert 1 < gateway.most_at_once <= CALLS_AT_ONCE
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tailkeeper_watchdog.actuators import sglang_router, vllm_router
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.contract import ErrorKind
-from tailkeeper_watchdog.actuators.http_calls import Answer
+from tailkeeper_watchdog.actuators.http_calls import OF_PAGES, Answer
 from tailkeeper_watchdog.actuators.membership import rows_of
 from tailkeeper_watchdog.actuators.sglang_router import document_of
 
@@ -104,6 +104,6 @@ def test_no_json_makes_the_list_fail_otherwise(answer: object) -> None:
 )  # fmt: skip
 def test_statuses_are_sorted_and_a_credential_is_never_quoted(status: int, kind: ErrorKind) -> None:
     with pytest.raises(CallError) as caught:
-        Answer(status, b"secret words", of_page=True).checked()
+        Answer(status, b"secret words", meanings=OF_PAGES).checked()
     assert caught.value.kind is kind
     assert ("secret" in caught.value.message) == (kind is not ErrorKind.UNAUTHORIZED and status != 302)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.contract import ErrorKind, ServerState
-from tailkeeper_watchdog.actuators.webhook import RULES, check_status, merged, parse_document, server_url, state_of
+from tailkeeper_watchdog.actuators.http_calls import Answer
+from tailkeeper_watchdog.actuators.webhook import MEANINGS, RULES, merged, parse_document, server_url, state_of
 from tailkeeper_watchdog.model import DRAIN, Knob, KnobValue
 from tests.unit.outcomes import outcome
 
@@ -154,13 +155,14 @@ STATUSES = [
 
 @pytest.mark.parametrize(("status", "kind"), STATUSES)
 def test_every_status_has_its_kind(status: int, kind: ErrorKind | None) -> None:
+    answer = Answer(status, b"its reason", meanings=MEANINGS)
     if kind is None:
-        return check_status(status, b"")
+        assert answer.checked() is answer
+        return
     with pytest.raises(CallError, match=str(status)) as caught:
-        check_status(status, b"its reason")
+        answer.checked()
     assert caught.value.kind is kind
     assert ("its reason" in caught.value.message) == (kind is not ErrorKind.UNAUTHORIZED and status != 302)
-    return None
 
 
 @given(st.text(min_size=1, max_size=60))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -28,13 +28,17 @@ IDLE_CONNECTION_S = 2.0
 """Shorter than the 5 s after which common servers close an idle connection, so none is reused while it is being closed."""
 NAME_LIMIT_CHARS = 512
 
-_STATUS: Mapping[int, tuple[ErrorKind, str]] = {
+Meaning = tuple[ErrorKind, str]
+_STATUS: Mapping[int, Meaning] = {
     401: (ErrorKind.UNAUTHORIZED, "the credential was not accepted; check `auth` of this gateway"),
     403: (ErrorKind.UNAUTHORIZED, "the credential may not do this; check its rights at the gateway"),
     404: (ErrorKind.NOT_FOUND, "it is not known there"),
     429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
 }
-NO_PAGE = (ErrorKind.REFUSED, "there is no such page; check the address of this gateway and its version")
+OF_PAGES: Mapping[int, Meaning] = {
+    404: (ErrorKind.REFUSED, "there is no such page; check the address of this gateway and its version")
+}
+"""Where a path names a page of the gateway, and no server of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ class Answer:
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     """Names in small letters."""
-    of_page: bool = False
-    """A 404 is of a page that this version of the gateway does not have, and not of a server that it does not know."""
+    meanings: Mapping[int, Meaning] = field(default_factory=dict)
+    """What a status means there, where it is not what it means anywhere."""
 
     def checked(self) -> Answer:
         """Itself where it is 2xx. Raises CallError."""
@@ -72,7 +76,7 @@ class Answer:
             return CallError(ErrorKind.REFUSED, words)
         refused = 400 <= self.status < 500
         otherwise = (ErrorKind.REFUSED, "the gateway refused") if refused else (ErrorKind.PROTOCOL, "the gateway failed")
-        kind, meaning = NO_PAGE if self.of_page and self.status == 404 else _STATUS.get(self.status, otherwise)
+        kind, meaning = self.meanings.get(self.status) or _STATUS.get(self.status, otherwise)
         # A credential check may quote what it was given, so its words are not repeated.
         said = "" if kind is ErrorKind.UNAUTHORIZED else self.words()
         return CallError(kind, f"{self.status}: {meaning}" + (f": {said}" if said else ""))
@@ -101,14 +105,24 @@ def segment(name: str) -> str:
 class HttpCalls:
     """Calls with one credential. Opens connections only when called; certificates are read when the first is opened."""
 
-    def __init__(self, auth: Auth, answer_limit_bytes: int, at_once: int = CALLS_AT_ONCE) -> None:
+    def __init__(
+        self,
+        auth: Auth,
+        answer_limit_bytes: int,
+        at_once: int = CALLS_AT_ONCE,
+        meanings: Mapping[int, Meaning] | None = None,
+    ) -> None:
         self._auth = auth
         self._at_once = at_once
+        self._meanings = meanings or {}
         self._limit = answer_limit_bytes
         self._client: httpx.AsyncClient | None = None
 
-    async def call(self, method: str, url: str, document: object = None) -> Answer:
-        """The whole answer, whatever its status. ``document`` is sent as JSON; bytes go as they are. Raises CallError."""
+    async def call(self, method: str, url: str, document: object = None, limit_bytes: int | None = None) -> Answer:
+        """The whole answer, whatever its status. ``document`` is sent as JSON; bytes go as they are. Raises CallError.
+
+        ``limit_bytes`` is for this answer, where it may be longer than others.
+        """
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         headers |= {"content-type": "application/json"} if document is not None else {}
         headers |= await asyncio.to_thread(http_auth.headers, self._auth)
@@ -116,21 +130,14 @@ class HttpCalls:
         client = await self._opened(url)
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
-                return Answer(response.status_code, await self._whole(response), dict(response.headers))
+                body = await _whole(response, self._limit if limit_bytes is None else limit_bytes)
+                return Answer(response.status_code, body, dict(response.headers), self._meanings)
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
             # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
             raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
         except httpx.HTTPError as error:
             # Its text may quote a header, so only its type is told.
             raise CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__})") from None
-
-    async def _whole(self, response: httpx.Response) -> bytes:
-        body = bytearray()
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > self._limit:
-                raise CallError(ErrorKind.PROTOCOL, f"the answer is longer than {self._limit} bytes")
-        return bytes(body)
 
     async def _opened(self, url: str) -> httpx.AsyncClient:
         if self._client is None:
@@ -147,16 +154,26 @@ class HttpCalls:
             self._client = None
 
 
+async def _whole(response: httpx.Response, limit_bytes: int) -> bytes:
+    """Raw as it came: what is compressed although nobody asked is never unpacked into gigabytes."""
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise CallError(ErrorKind.PROTOCOL, f"the answer is longer than {limit_bytes} bytes")
+    return bytes(body)
+
+
 class JsonHttp:
     """The API at one address: paths instead of URLs."""
 
     def __init__(self, url: str, auth: Auth, answer_limit_bytes: int) -> None:
         self._url = url.rstrip("/")
-        self._calls = HttpCalls(auth, answer_limit_bytes)
+        self._calls = HttpCalls(auth, answer_limit_bytes, meanings=OF_PAGES)
 
     async def call(self, method: str, path: str, document: object = None) -> Answer:
         """``path`` is encoded already. See ``HttpCalls.call``."""
-        return replace(await self._calls.call(method, self._url + path, document), of_page=True)
+        return await self._calls.call(method, self._url + path, document)
 
     async def json(self, path: str) -> Any:
         """What stands at ``path``; a long answer is read beside the loop. Raises CallError."""

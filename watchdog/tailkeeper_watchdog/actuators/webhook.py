@@ -15,14 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
-
-import httpx
+from urllib.parse import urlsplit, urlunsplit
 
 from tailkeeper_exporter.settings import Auth
-from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, turn
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
+from tailkeeper_watchdog.actuators.http_calls import CALLS_AT_ONCE, HttpCalls, Meaning, segment
 from tailkeeper_watchdog.actuators.replicas import replicated
 from tailkeeper_watchdog.gateways import Gateway, WebhookGateway
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
@@ -30,11 +28,6 @@ from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 KIND = "webhook"
 ANSWER_LIMIT_BYTES = 64 * 1024
 """The contract's document has six fields, under 200 bytes; this leaves room for what a gateway adds of its own."""
-READS_AT_ONCE = 8
-"""GETs in flight during one ``read``: 1,000 servers at 5 ms each take 0.6 s instead of 5 s, and 8 is no burden."""
-IDLE_CONNECTION_S = 2.0
-"""Shorter than the 5 s after which common servers close an idle connection, so none is reused while it is being closed."""
-NAME_LIMIT_CHARS = 512
 NUMBER_LIMIT = 1e9
 """No limit, window or level is larger; beyond it a number is a mistake of units."""
 TEXT_LIMIT_CHARS = 64
@@ -69,12 +62,9 @@ RULES: Mapping[Knob, Rule] = {
 }
 REQUIRED = (Knob.WEIGHT, Knob.ADMISSION)
 
-_STATUS: Mapping[int, tuple[ErrorKind, str]] = {
-    401: (ErrorKind.UNAUTHORIZED, "the credential was not accepted; check `auth` of this gateway"),
-    403: (ErrorKind.UNAUTHORIZED, "the credential may not do this; check its rights at the gateway"),
+MEANINGS: Mapping[int, Meaning] = {
     404: (ErrorKind.NOT_FOUND, "the gateway knows no such server; check `gateway.server` of the backend and `url`"),
     422: (ErrorKind.REFUSED, "not enforceable there"),
-    429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
 }
 
 
@@ -135,30 +125,12 @@ def _plain(value: KnobValue) -> KnobValue:
 
 def server_url(url: str, server: str) -> str:
     """``server`` as one percent-encoded segment under ``url``; a query of ``url`` stays. Raises CallError(NOT_FOUND)."""
-    if server in ("", ".", "..") or len(server) > NAME_LIMIT_CHARS:
-        raise CallError(ErrorKind.NOT_FOUND, f"a server name has 1 to {NAME_LIMIT_CHARS} characters and is neither `.` nor `..`")
-    try:
-        segment = quote(server, safe="")
-    except UnicodeEncodeError:
-        raise CallError(ErrorKind.NOT_FOUND, "the server name is not valid Unicode") from None
+    name = segment(server)
     try:
         parts = urlsplit(url)
     except ValueError:
         raise CallError(ErrorKind.UNREACHABLE, "`url` is not a valid address") from None
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{segment}"))
-
-
-def check_status(status: int, body: bytes) -> None:
-    """Raises CallError for every answer that is not 2xx, with the first words of a refusal."""
-    if 200 <= status < 300:
-        return
-    if 300 <= status < 400:
-        raise CallError(ErrorKind.REFUSED, f"{status}: redirects are not followed; write the final address into `url`")
-    otherwise = ErrorKind.REFUSED if 400 <= status < 500 else ErrorKind.PROTOCOL
-    kind, meaning = _STATUS.get(status, (otherwise, "the gateway refused" if 400 <= status < 500 else "the gateway failed"))
-    # A credential check may quote what it was given, so its words are not repeated.
-    words = "" if kind is ErrorKind.UNAUTHORIZED else excerpt(body[:1_000].decode("utf-8", errors="replace"))
-    raise CallError(kind, f"{status}: {meaning}" + (f": {words}" if words else ""))
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
 class WebhookActuator:
@@ -169,8 +141,7 @@ class WebhookActuator:
     def __init__(self, name: str, url: str, auth: Auth) -> None:
         self.name = name
         self._url = url
-        self._auth = auth
-        self._client: httpx.AsyncClient | None = None
+        self._http = HttpCalls(auth, ANSWER_LIMIT_BYTES, meanings=MEANINGS)
         self._lock = asyncio.Lock()
 
     def supports(self, knob: Knob) -> Support:
@@ -179,10 +150,8 @@ class WebhookActuator:
     async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
         """A server whose document cannot be had is given with no values and the reason as its doubt."""
         async with turn(self._lock, self.name, "*", deadline_s) as ends_at:
-            async with asyncio.timeout_at(ends_at):
-                await self._opened()
             # The client has the same bound, but its pool slows down with the number of calls that wait in it.
-            gate = asyncio.Semaphore(READS_AT_ONCE)
+            gate = asyncio.Semaphore(CALLS_AT_ONCE)
             found = await asyncio.gather(*(self._state(server, gate, ends_at) for server in servers))
         errors = [answer for answer in found if isinstance(answer, ActuatorError)]
         if errors and len(errors) == len(found):
@@ -203,59 +172,17 @@ class WebhookActuator:
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
         async with turn(self._lock, self.name, server, deadline_s) as ends_at, asyncio.timeout_at(ends_at):
             body = merged(await self._document(server), values)
-            check_status(*await self._call("PUT", server_url(self._url, server), body))
+            (await self._http.call("PUT", server_url(self._url, server), body)).checked()
 
     async def whole(self, limit_bytes: int) -> bytes:
         """What stands at `url` itself. Has no deadline of its own and takes no turn. Raises CallError."""
-        status, body = await self._call("GET", self._url, limit_bytes=limit_bytes)
-        check_status(status, body)
-        return body
+        return (await self._http.call("GET", self._url, limit_bytes=limit_bytes)).checked().body
 
     async def _document(self, server: str) -> dict[str, Any]:
-        status, body = await self._call("GET", server_url(self._url, server))
-        check_status(status, body)
-        return parse_document(body)
-
-    async def _call(
-        self, method: str, url: str, content: bytes | None = None, limit_bytes: int = ANSWER_LIMIT_BYTES
-    ) -> tuple[int, bytes]:
-        headers = {"accept": "application/json", "accept-encoding": "identity"}
-        headers |= {"content-type": "application/json"} if content is not None else {}
-        headers |= await asyncio.to_thread(http_auth.headers, self._auth)
-        client = await self._opened()
-        try:
-            async with client.stream(method, url, headers=headers, content=content) as response:
-                return response.status_code, await _whole_body(response, limit_bytes)
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
-            # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
-            raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
-        except httpx.HTTPError as error:
-            # Its text may quote a header, so only its type is told.
-            raise CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__})") from None
-
-    async def _opened(self) -> httpx.AsyncClient:
-        if self._client is None:
-            tls = await asyncio.to_thread(http_auth.tls_context, self._auth) if self._url.startswith("https:") else False
-            limits = httpx.Limits(max_connections=READS_AT_ONCE, keepalive_expiry=IDLE_CONNECTION_S)
-            # ``verify`` is False for plain http only, where there is nothing to verify and building a context costs 20 ms.
-            # The only deadline is the caller's, over the whole call; httpx's own are for each read.
-            self._client = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=limits, follow_redirects=False)  # noqa: S113
-        return self._client
+        return parse_document((await self._http.call("GET", server_url(self._url, server))).checked().body)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
-
-
-async def _whole_body(response: httpx.Response, limit_bytes: int) -> bytes:
-    """Raw as it came: we asked for no compression, and what is compressed all the same is never unpacked into gigabytes."""
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise CallError(ErrorKind.PROTOCOL, f"the answer is longer than {limit_bytes} bytes")
-    return bytes(body)
+        await self._http.close()
 
 
 def create(settings: Gateway) -> Actuator:
