@@ -1,4 +1,6 @@
-"""A gateway's configuration file that others write too: read, changed, and replaced at once by rename. Blocking.
+"""A gateway's configuration file that others write too: read, changed, and replaced at once by rename.
+
+Blocking, but for what is named in the past tense, which does the same in a thread.
 
 Nobody ever sees half a file, and no edit of another hand is lost: what is there is compared with what was read just before
 the rename, and the change is made anew on what is there then. The new text is written into `.NAME.tailkeeper`, made only
@@ -7,13 +9,14 @@ where there is none: that is also the lock between two of us. Mode and owner sta
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.contract import ErrorKind
@@ -25,6 +28,11 @@ ATTEMPTS = 3
 STALE_LOCK_S = 30.0
 """A change takes well under a second; what is as old as this was left by a process that was killed."""
 
+RESERVE_S = 0.25
+"""Of the deadline, to put the file back in. What came into force after we had given it up would be nobody's."""
+PUT_BACK_S = 10.0
+"""The disk may be slow; later than this it is not tried."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -32,6 +40,14 @@ class Written:
 
     before: bytes
     after: bytes
+
+
+class Making(Protocol):
+    """One change of a text: ``text`` makes it, ``undone`` takes it out again where it still stands. Both raise CallError."""
+
+    def text(self, found: str) -> str: ...
+
+    def undone(self, found: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,25 @@ class ConfigFile:
         """Whether the file is again as it was; not where another hand has changed it since. Raises CallError."""
         with _told(self.path):
             return _replaced(self.path.resolve(), written.after, written.before, until, self.aside)
+
+    async def changed(self, making: Making, ends_at: float, republish: bool = False) -> Written:
+        """``change`` beside the loop, early enough before ``ends_at`` (loop time) to be put back. Raises CallError."""
+        until = time.monotonic() + ends_at - RESERVE_S - asyncio.get_running_loop().time()
+        return await asyncio.to_thread(self.change, making.text, until, republish)
+
+    async def taken_back(self, making: Making, written: Written) -> str:
+        """What was written and never came into force goes, in words for people.
+
+        Done also where the deadline ends before: the thread goes on, for what it puts back was never in force.
+        """
+        return await asyncio.to_thread(self._take_back, making, written)
+
+    def _take_back(self, making: Making, written: Written) -> str:
+        until = time.monotonic() + PUT_BACK_S
+        if self.put_back(written, until):
+            return "it was put back as it was"
+        _ = self.change(making.undone, until)  # left there, ours would come into force with the other's, and be nobody's
+        return "another hand has changed it since, so ours alone was taken out of it"
 
 
 def _replaced(path: Path, before: bytes, after: bytes, until: float, aside: bool) -> bool:

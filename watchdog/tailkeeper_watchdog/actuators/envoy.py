@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from urllib.parse import quote
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators.calls import CallError, turn
-from tailkeeper_watchdog.actuators.config_file import ConfigFile, Written
+from tailkeeper_watchdog.actuators.config_file import RESERVE_S, ConfigFile, Written
 from tailkeeper_watchdog.actuators.contract import Actuator, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.document_text import edited, parsed
 from tailkeeper_watchdog.actuators.envoy_admin import (
@@ -49,10 +48,6 @@ POLL_S = 0.01
 """Envoy takes a renamed file in 8 ms."""
 SETTLE_S = 0.1
 """A rejection may be of what another hand wrote just before; ours is taken within this time, if at all."""
-RESERVE_S = 0.25
-"""Of the deadline, to put the file back in. What came into force after we had given it up would be nobody's."""
-PUT_BACK_S = 10.0
-"""The disk may be slow; later than this it is not tried."""
 _WHY_NOT = "an EDS file has weights and health of endpoints; this one is used for weight and admission only"
 
 
@@ -85,17 +80,13 @@ class EnvoyActuator:
                 raise CallError(ErrorKind.REFUSED, f"weight: {RANDOM_WHY_NOT}")
             refused_before = await self._refused(seen)
             making = _Making(seen, place(server), values, is_json=self._file.path.suffix == ".json")
-            written = await self._changed(making, ends_at, republish=False)
+            written = await self._file.changed(making, ends_at)
             if written.before == written.after and not making.is_in_force(seen):
-                written = await self._changed(making, ends_at, republish=True)
+                written = await self._file.changed(making, ends_at, republish=True)
             if not making.is_in_force(seen):
                 await self._until_taken(making, written, refused_before, ends_at)
             if making.refusal is not None:
                 raise making.refusal
-
-    async def _changed(self, making: _Making, ends_at: float, republish: bool) -> Written:
-        until = time.monotonic() + ends_at - RESERVE_S - asyncio.get_running_loop().time()
-        return await asyncio.to_thread(self._file.change, making.text, until, republish)
 
     async def _until_taken(self, making: _Making, written: Written, refused_before: int, ends_at: float) -> None:
         """Until Envoy has what was written. Raises CallError; a file that Envoy refused or did not take is put back as it was."""
@@ -106,7 +97,7 @@ class EnvoyActuator:
         except TimeoutError:
             words = (
                 f"Envoy has not taken {self._file.path}: is it the file of this cluster's `path_config_source`, and does "
-                f"`watched_directory` name its folder? {await self._put_back(making, written)}"
+                f"`watched_directory` name its folder? {await self._file.taken_back(making, written)}"
             )
             raise CallError(ErrorKind.TIMEOUT, words) from None
         except CallError as error:
@@ -114,7 +105,7 @@ class EnvoyActuator:
                 raise
             words = f"{self._file.path} is written, and then Envoy's admin interface was not to be reached: the effect is unknown"
             raise CallError(ErrorKind.PROTOCOL, words) from error
-        end = await self._put_back(making, written)
+        end = await self._file.taken_back(making, written)
         raise CallError(ErrorKind.REFUSED, f"Envoy rejected {self._file.path} (its log says why); {end}")
 
     async def _is_taken(self, making: _Making, refused_before: int) -> bool:
@@ -130,17 +121,6 @@ class EnvoyActuator:
             if refused_at is not None and clock() - refused_at > SETTLE_S:
                 return False
             await asyncio.sleep(POLL_S)
-
-    async def _put_back(self, making: _Making, written: Written) -> str:
-        """Done also where the deadline ends before: the thread goes on, and what it puts back was never in force."""
-        return await asyncio.to_thread(self._put_back_now, making, written)
-
-    def _put_back_now(self, making: _Making, written: Written) -> str:
-        until = time.monotonic() + PUT_BACK_S
-        if self._file.put_back(written, until):
-            return "it was put back as it was"
-        _ = self._file.change(making.undone, until)  # left there, ours would come into force with the other's, and be nobody's
-        return "another hand has changed it since, so ours alone was taken out of it"
 
     async def _seen(self) -> Seen:
         """Three answers of Envoy; none is remembered, because clusters come and go."""

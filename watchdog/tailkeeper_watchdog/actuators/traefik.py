@@ -17,7 +17,6 @@ Seen on Traefik 3.7 and relied on here:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators.calls import CallError, turn
-from tailkeeper_watchdog.actuators.config_file import ConfigFile, Written
+from tailkeeper_watchdog.actuators.config_file import RESERVE_S, ConfigFile, Written
 from tailkeeper_watchdog.actuators.contract import Actuator, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.document_text import edited, parsed
 from tailkeeper_watchdog.actuators.file_weights import Entry, Pool, changed, place
@@ -40,11 +39,7 @@ ANSWER_LIMIT_BYTES = 16 * 1024 * 1024
 """A service is some 400 bytes, so 10,000 are 4 MB."""
 SERVICES_PATH = "/api/http/services?per_page=100000"
 POLL_S = 0.02
-RESERVE_S = 0.25
-"""Of the deadline, to put the file back in. What came into force after we had given it up would be nobody's."""
 WEIGHTED_STRATEGIES = ("", "wrr", "leasttime")
-PUT_BACK_S = 10.0
-"""The disk may be slow; later than this it is not tried."""
 _WHY_NOT = "Traefik's file provider is used for weight and admission only"
 
 
@@ -148,17 +143,13 @@ class TraefikActuator:
             if seen.cannot:
                 raise CallError(ErrorKind.REFUSED, seen.cannot)
             making = _Making(seen, place(server), values)
-            written = await self._changed(making, ends_at, republish=False)
+            written = await self._file.changed(making, ends_at)
             if written.before == written.after and not making.is_in_force(seen):
-                written = await self._changed(making, ends_at, republish=True)
+                written = await self._file.changed(making, ends_at, republish=True)
             if not making.is_in_force(seen):
                 await self._until_taken(making, written, ends_at)
             if making.refusal is not None:
                 raise making.refusal
-
-    async def _changed(self, making: _Making, ends_at: float, republish: bool) -> Written:
-        until = time.monotonic() + ends_at - RESERVE_S - asyncio.get_running_loop().time()
-        return await asyncio.to_thread(self._file.change, making.text, until, republish)
 
     async def _until_taken(self, making: _Making, written: Written, ends_at: float) -> None:
         """Until Traefik has what was written. Raises CallError; a file that it did not take in time is put back as it was."""
@@ -169,7 +160,7 @@ class TraefikActuator:
         except TimeoutError:
             words = (
                 f"Traefik has not taken {self._file.path}: `providersThrottleDuration` (2 s by default) may be too long, or a "
-                f"file of the provider is wrong, which only Traefik's log tells; {await self._put_back(making, written)}"
+                f"file of the provider is wrong, which only Traefik's log tells; {await self._file.taken_back(making, written)}"
             )
             raise CallError(ErrorKind.TIMEOUT, words) from None
         except CallError as error:
@@ -177,17 +168,6 @@ class TraefikActuator:
                 raise
             words = f"{self._file.path} is written, and then Traefik's API was not to be reached: the effect is unknown"
             raise CallError(ErrorKind.PROTOCOL, words) from error
-
-    async def _put_back(self, making: _Making, written: Written) -> str:
-        """Done also where the deadline ends before: the thread goes on, and what it puts back was never in force."""
-        return await asyncio.to_thread(self._put_back_now, making, written)
-
-    def _put_back_now(self, making: _Making, written: Written) -> str:
-        until = time.monotonic() + PUT_BACK_S
-        if self._file.put_back(written, until):
-            return "it was put back as it was"
-        _ = self._file.change(making.undone, until)  # left there, ours would come into force with the other's, and be nobody's
-        return "another hand has changed it since, so ours alone was taken out of it"
 
     async def _seen(self) -> Seen:
         return parse_services(await self._api.json(SERVICES_PATH), self._service)
