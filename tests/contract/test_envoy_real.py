@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import Actuator, build_actuator
+from tailkeeper_watchdog.actuators.config_file import ConfigFile
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState
 from tailkeeper_watchdog.actuators.envoy import EnvoyActuator
 from tailkeeper_watchdog.gateways import EnvoyGateway, EnvoyReplica
@@ -256,7 +257,7 @@ async def test_an_envoy_that_dies_while_it_is_written_leaves_the_effect_unknown(
 ) -> None:
     actuator = pool.actuator
     assert isinstance(actuator, EnvoyActuator)
-    whole = actuator._changed
+    whole = ConfigFile.changed
 
     async def then_dies(*given: Any, **more: Any) -> Any:
         written = await whole(*given, **more)
@@ -264,7 +265,7 @@ async def test_an_envoy_that_dies_while_it_is_written_leaves_the_effect_unknown(
         pool.envoy.process.wait()
         return written
 
-    monkeypatch.setattr(actuator, "_changed", then_dies)
+    monkeypatch.setattr(ConfigFile, "changed", then_dies)
     with pytest.raises(ActuatorError) as caught:
         await pool.drain(0)
     assert caught.value.kind is ErrorKind.PROTOCOL

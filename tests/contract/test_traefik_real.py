@@ -16,6 +16,7 @@ import yaml
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import Actuator, build_actuator
 from tailkeeper_watchdog.actuators.calls import CallError
+from tailkeeper_watchdog.actuators.config_file import ConfigFile
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState
 from tailkeeper_watchdog.actuators.traefik import TraefikActuator, parse_services
 from tailkeeper_watchdog.gateways import TraefikGateway, TraefikReplica
@@ -225,14 +226,14 @@ async def test_a_traefik_that_dies_while_it_is_written_leaves_the_effect_unknown
 ) -> None:
     actuator = pool.actuator
     assert isinstance(actuator, TraefikActuator)
-    whole = actuator._changed
+    whole = ConfigFile.changed
 
     async def then_dies(*given: Any, **more: Any) -> Any:
         pool.traefik.process.kill()
         pool.traefik.process.wait()
         return await whole(*given, **more)
 
-    monkeypatch.setattr(actuator, "_changed", then_dies)
+    monkeypatch.setattr(ConfigFile, "changed", then_dies)
     with pytest.raises(ActuatorError) as caught:
         await pool.drain(0)
     assert caught.value.kind is ErrorKind.PROTOCOL

@@ -47,7 +47,7 @@ async def test_ours_is_taken_out_and_the_others_stays(tmp_path: Path, of: object
     assert path.read_text() != before
     path.write_text(path.read_text() + "# of another hand\n")
 
-    words = await actuator._put_back(making, written)  # type: ignore[arg-type]
+    words = await actuator._file.taken_back(making, written)
     await actuator.close()
     assert "ours alone" in words
     assert path.read_text() == before + "# of another hand\n"
