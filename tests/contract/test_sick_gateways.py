@@ -60,8 +60,8 @@ class Sick:
 
 
 @asynccontextmanager
-async def sick(kind: str, behave: Behave) -> AsyncIterator[Sick]:
-    """An actuator of ``kind`` before a server that treats every connection as ``behave`` does."""
+async def misbehaving(behave: Behave) -> AsyncIterator[int]:
+    """The port of a server that treats every connection as ``behave`` does."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,16 +76,25 @@ async def sick(kind: str, behave: Behave) -> AsyncIterator[Sick]:
             writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    name, make = ACTUATORS[kind]
-    actuator = make(server.sockets[0].getsockname()[1])
     try:
-        yield Sick(actuator, name)
+        yield server.sockets[0].getsockname()[1]
     finally:
-        await actuator.close()
         server.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def sick(kind: str, behave: Behave) -> AsyncIterator[Sick]:
+    """An actuator of ``kind`` before a server that treats every connection as ``behave`` does."""
+    async with misbehaving(behave) as port:
+        name, make = ACTUATORS[kind]
+        actuator = make(port)
+        try:
+            yield Sick(actuator, name)
+        finally:
+            await actuator.close()
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,7 +17,17 @@ from tailkeeper_watchdog.actuators.engine import EngineActuator
 from tailkeeper_watchdog.actuators.ray_serve import RayServeActuator
 from tailkeeper_watchdog.actuators.triton import TritonActuator
 from tailkeeper_watchdog.model import Knob
-from tests.contract.test_sick_gateways import HTTP_OK, Behave, dripping, hanging_up, http, never_ending, saying, silent
+from tests.contract.test_sick_gateways import (
+    HTTP_OK,
+    Behave,
+    dripping,
+    hanging_up,
+    http,
+    misbehaving,
+    never_ending,
+    saying,
+    silent,
+)
 from tests.e2e.real_programs import free_port
 
 DEADLINE_S = 0.3
@@ -72,29 +82,12 @@ def of(kind: str, port: int) -> Sick:
 @asynccontextmanager
 async def sick(kind: str, behave: Behave) -> AsyncIterator[Sick]:
     """An actuator of ``kind`` before a server that treats every connection as ``behave`` does."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
+    async with misbehaving(behave) as port:
+        gateway = of(kind, port)
         try:
-            await behave(reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # The client hung up, or the test is over: both end this connection.
+            yield gateway
         finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    gateway = of(kind, server.sockets[0].getsockname()[1])
-    try:
-        yield gateway
-    finally:
-        await gateway.actuator.close()
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await gateway.actuator.close()
 
 
 CALLS = [(kind, Sick.read) for kind in ACTUATORS] + [(kind, Sick.write) for kind in TURNING]
