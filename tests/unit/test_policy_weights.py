@@ -59,6 +59,13 @@ def test_the_usage_is_published_where_a_gateway_keeps_notes() -> None:
     assert ("b", Knob.ANNOTATION) not in wants
 
 
+def test_a_usage_that_hardly_moves_is_published_already() -> None:
+    run, knobs = routing(), {("a", Knob.ANNOTATION): ""}
+    told = [run.tick(situation(seen("a", kv_usage=u), knobs=knobs))["a", Knob.ANNOTATION] for u in (0.50, 0.54, 0.55, 0.51)]
+
+    assert told == [f"kv_usage_ratio={u}" for u in ("0.50", "0.50", "0.55", "0.55")]
+
+
 # Token speed
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from statistics import median
 from typing import Annotated
 
@@ -37,6 +37,8 @@ class ContextLengthRoutingParams(Settings):
     """A full backend still gets a trickle: without it nobody would see that it has room again."""
     full_weight_below_ratio: Ratio = 0.05
     """A nearly empty cache is no reason to turn a knob."""
+    publish_step_ratio: Ratio = 0.05
+    """A usage that moves by less is published already: a fleet of a thousand would write a thousand notes every half minute."""
     lower_s: Seconds = 20
     """Time in which a weight goes two thirds of the way down: a cache that fills up is not waited for long."""
     raise_s: Seconds = 120
@@ -55,6 +57,8 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class Memory:
     given: Mapping[str, Given] = field(default_factory=lambda: EMPTY)
+    published: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """The usage that was last published of each backend."""
 
 
 def weight_of(kv_usage_ratio: float, floor: float) -> float:
@@ -74,14 +78,18 @@ def decide(
         weight = round(given[name].weight, 4)
         if weight <= 1.0 - params.full_weight_below_ratio:
             desired.append(_wish(seen[name], Knob.WEIGHT, weight, f"KV cache {used:.0%} in use", mode))
-    published = Mode.OBSERVE if mode is Mode.ADVISE else mode  # figures for routers are no advice to a person
+    note_mode = Mode.OBSERVE if mode is Mode.ADVISE else mode  # figures for routers are no advice to a person
+    published = dict(memory.published)
     for backend in situation.snapshot.backends:
-        if backend.name in usage and situation.knob(backend, Knob.ANNOTATION) is not None:
-            note = f"{ANNOTATION}={min(1.0, max(0.0, usage[backend.name])):.2f}"
-            desired.append(_wish(seen[backend.name], Knob.ANNOTATION, note, "published for routers", published))
+        name = backend.name
+        if name in usage and situation.knob(backend, Knob.ANNOTATION) is not None:
+            if not abs(usage[name] - published.get(name, inf)) < params.publish_step_ratio:
+                published[name] = usage[name]
+            note = f"{ANNOTATION}={min(1.0, max(0.0, published[name])):.2f}"
+            desired.append(_wish(seen[name], Knob.ANNOTATION, note, "published for routers", note_mode))
     desired.extend(_cap_on_unknown(situation, seen, given, params, mode))
     # One that is not heard of for a while goes on from where it was; one that is gone is forgotten.
-    return Memory({**memory.given, **given}), tuple(desired)
+    return Memory({**memory.given, **given}, published), tuple(desired)
 
 
 def _followed(before: Given | None, used: float, now: float, params: ContextLengthRoutingParams) -> Given:
