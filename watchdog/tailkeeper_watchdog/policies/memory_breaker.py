@@ -24,7 +24,7 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
 from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
-from tailkeeper_watchdog.model import DRAIN, EMPTY, Backend, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
+from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import Window
 
@@ -104,17 +104,12 @@ def decide(
             ecc[name] = memory.ecc.get(name, errors)
         agreeing = tuple(_agreeing(seen, situation.recent.get(name), ecc.get(name), situation, params))
         if two != Level():
-            before = memory.agreed.get(name, ()) if _is_drained(backend, situation) else ()
+            before = memory.agreed.get(name, ()) if situation.is_drained(backend) else ()
             agreeing = agreed[name] = tuple(dict.fromkeys((*before, *agreeing)))
         signals = ("memory_pressure", *agreeing)
         for knob, value, reason in _wants(pressure, one, two, signals, now, params):
             desired.append(DesiredState(NAME, name, knob, value, reason, mode, signals, seen.age_s))
     return Memory(first, second, ecc, agreed), tuple(desired)
-
-
-def _is_drained(backend: Backend, situation: Situation) -> bool:
-    admission = situation.knob(backend, Knob.ADMISSION)
-    return admission is not None and admission.actual == DRAIN
 
 
 def _wants(
