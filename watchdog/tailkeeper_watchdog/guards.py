@@ -22,6 +22,7 @@ from tailkeeper_watchdog.model import (
     Knob,
     KnobValue,
     Lease,
+    Pool,
     Refusal,
     Target,
     Verdict,
@@ -37,8 +38,6 @@ rounded to less than half, so that nobody is acted on by it."""
 CUT_BACK = frozenset({Refusal.CAP, Refusal.MIN_HEALTHY, Refusal.ZONE})
 GRADED = frozenset({Knob.CONCURRENCY_LIMIT, Knob.BATCH_WINDOW_S, Knob.DEGRADE_LEVEL})
 """Knobs of controllers that go by small steps and have a pace of their own: the cooldown is not theirs."""
-
-Pool = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ SERVE = "serve"
 DRAIN = "drain"
 
 KnobValue = float | str
+Pool = tuple[str, str]
+"""Gateway and pool."""
 
 
 class Mode(StrEnum):
@@ -101,6 +103,11 @@ class Backend:
     @property
     def zone(self) -> str:
         return self.labels.get("az", "")
+
+    @property
+    def pool(self) -> Pool:
+        """That of the first of its gateways; two empty names where it has none."""
+        return (self.targets[0].gateway, self.targets[0].pool) if self.targets else ("", "")
 
     @property
     def identity(self) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -207,7 +214,7 @@ class FleetSnapshot:
     observations: Mapping[str, BackendObservation]
     source_error: str | None = None
 
-    def pool_of(self, pool: tuple[str, str]) -> tuple[Backend, ...]:
+    def pool_of(self, pool: Pool) -> tuple[Backend, ...]:
         """The backends of a pool, given as (gateway, pool)."""
         return tuple(b for b in self.backends if any((t.gateway, t.pool) == pool for t in b.targets))
 

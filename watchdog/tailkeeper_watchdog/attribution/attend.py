@@ -364,7 +364,7 @@ def _peers(situation: Situation, name: str) -> list[BackendObservation]:
     if backend is None:
         return []
     if backend.targets:
-        pool = situation.snapshot.pool_of((backend.targets[0].gateway, backend.targets[0].pool))
+        pool = situation.snapshot.pool_of(backend.pool)
     else:
         pool = tuple(b for b in situation.snapshot.backends if b.model == backend.model)
     others = [b.name for b in pool if b.name != name][: 2 * MAX_PEERS]

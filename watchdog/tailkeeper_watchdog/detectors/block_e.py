@@ -38,7 +38,7 @@ from tailkeeper_watchdog.drift import (
 from tailkeeper_watchdog.drift.rows import PROMPT
 from tailkeeper_watchdog.drift_watch import CONFIGURED, GATHERED, RESTORED, Alarm, Watch, seen_of, told_of
 from tailkeeper_watchdog.forgetting import without
-from tailkeeper_watchdog.model import EMPTY, Backend, Epoch, FindingKind, RequestRecord, Situation
+from tailkeeper_watchdog.model import EMPTY, Backend, Epoch, FindingKind, Pool, RequestRecord, Situation
 
 SIGNAL = "ttft"
 READ_SPACING_S = BLOCK_E.block_s
@@ -315,11 +315,10 @@ def _page(situation: Situation, memory: Memory) -> None:
     least = page_evidence(1)  # what each needs where all of a fleet are one pool and page together: nobody pages with less
     if not any(_page_value(watch) >= least for _, _, watch in memory.watches()):
         return
-    pools: dict[tuple[str, str], dict[str, float | None]] = {}
+    pools: dict[Pool, dict[str, float | None]] = {}
     for backend in backends:
-        pool = next(((t.gateway, t.pool) for t in backend.targets), ("", ""))
         own = max((_page_value(watch) for watch in memory.of(backend.name)), default=None)
-        pools.setdefault(pool, {})[backend.name] = own
+        pools.setdefault(backend.pool, {})[backend.name] = own
     for of_pool in pools.values():
         for name in pages(of_pool, len(backends)):
             _start_page(situation, max(memory.of(name), key=_page_value))

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
-from tailkeeper_watchdog.model import EMPTY, BackendObservation, DesiredState, Knob, Mode, Situation
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
 NAME = "context_length_routing"
@@ -111,7 +111,7 @@ def _cap_on_unknown(
     silent = [b for b in situation.snapshot.backends if b.name in seen and b.name not in given]
     if not silent:
         return []
-    peers: dict[tuple[str, str], list[float]] = {}
+    peers: dict[Pool, list[float]] = {}
     for backend in situation.snapshot.backends:
         if backend.name in given:
             for target in backend.targets:

@@ -27,13 +27,12 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, bucket_quantile
 from tailkeeper_exporter.settings import Seconds, Settings
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Situation
+from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Window
 
 NAME = "slo_guardian"
 Ratio = Annotated[float, Field(ge=0, le=1)]
-Pool = tuple[str, str]
 
 
 class SloGuardianParams(Settings):
@@ -130,8 +129,7 @@ def _has_a_drain(backend: str, situation: Situation, drained_at: Mapping[str, fl
 def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[Backend]]:
     pools: dict[Pool, list[Backend]] = {}
     for backend in backends:
-        place = (backend.targets[0].gateway, backend.targets[0].pool) if backend.targets else ("", "")
-        pools.setdefault(place, []).append(backend)
+        pools.setdefault(backend.pool, []).append(backend)
     return pools
 
 

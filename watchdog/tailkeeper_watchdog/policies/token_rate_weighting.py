@@ -29,13 +29,12 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Seconds, Settings
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Situation
+from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
 NAME = "token_rate_weighting"
 Ratio = Annotated[float, Field(ge=0, le=1)]
 MAX_HINTS = 64
-Pool = tuple[str, str]
 Group = tuple[Pool, tuple[str, str]]
 """Gateway and pool, and in it model and precision."""
 PENALTY_PER_STEP = 0.05
@@ -176,8 +175,7 @@ def _pools(situation: Situation) -> dict[Pool, dict[tuple[str, str], list[Backen
     """Backends by gateway and pool, and in it by model and precision. One at several gateways counts at its first."""
     pools: dict[Pool, dict[tuple[str, str], list[Backend]]] = {}
     for backend in situation.snapshot.backends:
-        place = (backend.targets[0].gateway, backend.targets[0].pool) if backend.targets else ("", "")
-        pools.setdefault(place, {}).setdefault((backend.model, backend.quantization), []).append(backend)
+        pools.setdefault(backend.pool, {}).setdefault((backend.model, backend.quantization), []).append(backend)
     return pools
 
 
