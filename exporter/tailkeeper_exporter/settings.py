@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from tailkeeper_exporter.engines import ENGINE_NAMES
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):(\d{1,5})$")
 _URL = re.compile(r"^https?://[^/\s]+(/\S*)?$")
 

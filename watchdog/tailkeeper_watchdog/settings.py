@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from tailkeeper_exporter.settings import Auth, BackendSettings, Seconds, Settings, check_address, check_url, is_loopback
+from tailkeeper_exporter.settings import Auth, BackendSettings, Ratio, Seconds, Settings, check_address, check_url, is_loopback
 from tailkeeper_watchdog.gateways import Gateway
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams
@@ -22,7 +22,6 @@ from tailkeeper_watchdog.policies.memory_breaker import MemoryBreakerParams
 from tailkeeper_watchdog.policies.slo_guardian import SloGuardianParams
 from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams
 
-Ratio = Annotated[float, Field(ge=0, le=1)]
 STALE_INTERVALS = 3
 """Evidence may miss two reads before it is stale; below that one lost packet would blind us (field report E1)."""
 

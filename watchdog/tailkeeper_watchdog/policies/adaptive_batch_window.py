@@ -33,7 +33,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, RequestRecord, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
@@ -45,7 +45,6 @@ MAX_ARRIVALS = 512
 ROUNDING_S = 1e-6
 SHRINK_EVERY_S = 0.1
 PEAK_KEPT_PER_S = 0.99
-Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class AdaptiveBatchWindowParams(Settings):

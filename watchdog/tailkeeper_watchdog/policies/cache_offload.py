@@ -18,12 +18,11 @@ from typing import Annotated
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, DesiredState, Knob, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
 NAME = "cache_offload"
-Ratio = Annotated[float, Field(ge=0, le=1)]
 MAX_TIERS = 8
 Tier = Annotated[str, Field(min_length=1, max_length=32)]
 

@@ -18,18 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
 from statistics import median
-from typing import Annotated
-
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
 NAME = "context_length_routing"
 ANNOTATION = "kv_usage_ratio"
-Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class ContextLengthRoutingParams(Settings):

@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
 from tailkeeper_watchdog.model import (
@@ -39,7 +39,6 @@ from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import OUTCOME_SLOT, Window
 
 NAME = "gpu_health_gate"
-Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class GpuHealthGateParams(Settings):

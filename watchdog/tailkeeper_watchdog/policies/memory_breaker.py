@@ -22,7 +22,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
 from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
@@ -31,7 +31,6 @@ from tailkeeper_watchdog.window import Window
 NAME = "memory_breaker"
 TAINT = "gpu-mem-pressure=high:NoSchedule"
 ANNOTATION = "oom-risk"
-Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class MemoryBreakerParams(Settings):

@@ -26,13 +26,12 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, bucket_quantile
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Window
 
 NAME = "slo_guardian"
-Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class SloGuardianParams(Settings):

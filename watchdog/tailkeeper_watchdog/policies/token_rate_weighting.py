@@ -28,12 +28,11 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Seconds, Settings
+from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
 NAME = "token_rate_weighting"
-Ratio = Annotated[float, Field(ge=0, le=1)]
 MAX_HINTS = 64
 Group = tuple[Pool, tuple[str, str]]
 """Gateway and pool, and in it model and precision."""
