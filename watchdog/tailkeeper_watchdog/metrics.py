@@ -118,6 +118,10 @@ MEMORY_RISK_RATIO, MEMORY_RISK_AFTER_S = 0.80, 30.0
 """Memory pressure at which, and after how many seconds of it, running out is a risk: noted, and nobody is called."""
 MEMORY_PRESSURE_LIMIT_RATIO = 0.92
 """Memory pressure above which a backend counts as unhealthy, for the finding and as the policy's default."""
+PREEMPTIONS_LIMIT_PER_S = 0.5
+"""Preemptions above which they say the same as memory pressure, as the default of both policies that ask."""
+BREAKER_FAILURES, BREAKER_REQUESTS, BREAKER_ERROR_RATIO = 5, 10, 0.25
+"""So many failures, or so large a share of so many requests, open a backend's breaker by default, and make its ticket."""
 
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,

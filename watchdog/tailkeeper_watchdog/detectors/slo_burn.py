@@ -28,6 +28,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.detectors.base import Detector, Symptom, is_latency
 from tailkeeper_watchdog.forgetting import without
+from tailkeeper_watchdog.metrics import BREAKER_ERROR_RATIO, BREAKER_FAILURES, BREAKER_REQUESTS
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, RequestRecord, Severity, Situation, Slo
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
 
@@ -76,8 +77,6 @@ TRICKLE = Rule(Burn.TRICKLE, 0.0, 6 * HOUR_S, HOUR_S, HOUR_S, Severity.PAGE)
 """Judged by share, not by rate: see ``TRICKLE_SHARE``."""
 RULES = (FAST, TRICKLE, SLOW)
 """Loudest first: of one signal only the first rule that holds is told."""
-SURGE_FAILED, SURGE_REQUESTS, SURGE_SHARE = 5, 10, 0.25
-"""In the short window that the breaker of ``gpu_health_gate`` looks at, and as it has them by default."""
 KEPT_S = SLOW.long_s
 _SPACINGS_S = ((5 * MINUTE_S, MINUTE_S), (HOUR_S, 5 * MINUTE_S), (KEPT_S, 30 * MINUTE_S))
 """Snapshots up to this age are this far apart: some thirty of them, whatever the tick. A window is longer by that at most."""
@@ -305,12 +304,13 @@ def _failing(situation: Situation) -> list[str]:
 
 
 def _surge(situation: Situation, name: str) -> Iterator[Symptom]:
+    """In the short window that the breaker of ``gpu_health_gate`` looks at, and by what it has as its defaults."""
     window = situation.recent.get(name)
     finished = window.finished if window else None
     if window is None or finished is None:
         return
     counted, failed = finished
-    if counted < SURGE_REQUESTS or failed < max(SURGE_FAILED, SURGE_SHARE * counted):
+    if counted < BREAKER_REQUESTS or failed < max(BREAKER_FAILURES, BREAKER_ERROR_RATIO * counted):
         return
     evidence = {
         "rule": Burn.SURGE.value,

@@ -25,7 +25,13 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO
+from tailkeeper_watchdog.metrics import (
+    BREAKER_ERROR_RATIO,
+    BREAKER_FAILURES,
+    BREAKER_REQUESTS,
+    MEMORY_PRESSURE_LIMIT_RATIO,
+    PREEMPTIONS_LIMIT_PER_S,
+)
 from tailkeeper_watchdog.model import (
     DRAIN,
     EMPTY,
@@ -43,7 +49,7 @@ NAME = "gpu_health_gate"
 
 class GpuHealthGateParams(Settings):
     memory_pressure_limit_ratio: Ratio = MEMORY_PRESSURE_LIMIT_RATIO
-    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = 0.5
+    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = PREEMPTIONS_LIMIT_PER_S
     """More than one preemption in two seconds is a backend that throws work away."""
     step_time_limit_s: Seconds = 0.080
     slow_weight: Ratio = 0.5
@@ -59,10 +65,10 @@ class GpuHealthGateParams(Settings):
     pcie_limit_ratio: Ratio = 0.85
     link_penalty: Ratio = 0.20
     floor_weight: Ratio = 0.1
-    breaker_failures: Annotated[int, Field(ge=1)] = 5
-    breaker_error_ratio: Ratio = 0.25
+    breaker_failures: Annotated[int, Field(ge=1)] = BREAKER_FAILURES
+    breaker_error_ratio: Ratio = BREAKER_ERROR_RATIO
     """A quarter of the requests failing is fifty times the default error budget: not a spike."""
-    breaker_min_requests: Annotated[int, Field(ge=1)] = 10
+    breaker_min_requests: Annotated[int, Field(ge=1)] = BREAKER_REQUESTS
     breaker_open_s: Seconds = 30
     breaker_close_error_ratio: Ratio = 0.05
     breaker_trial_requests: Annotated[int, Field(ge=1)] = 10

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
-from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
+from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO, PREEMPTIONS_LIMIT_PER_S
 from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import Window
@@ -42,7 +42,7 @@ class MemoryBreakerParams(Settings):
     """A level that came and went with every request would be no level."""
     drain_grace_s: Annotated[float, Field(ge=0)] = 5
     memory_copy_limit_ratio: Ratio = 0.85
-    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = 0.5
+    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = PREEMPTIONS_LIMIT_PER_S
     """More than one preemption in two seconds is a backend that throws work away."""
 
 
