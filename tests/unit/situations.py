@@ -45,12 +45,11 @@ def spread(values: Mapping[float, float]) -> Histogram:
 
 
 def window(
-    seconds: float = 60.0, *, ok: float | None = None, errors: float = 0.0, rejected: float | None = None, **parts: Any
+    seconds: float = 60.0, *, ok: float | None = None, errors: float | None = 0.0, rejected: float | None = None, **parts: Any
 ) -> Window:
     """What happened in so many seconds: counters as increases, histograms as mappings from seconds to observations."""
-    counters: dict[str, float] = {} if ok is None else {OUTCOME_SLOT["ok"]: ok, OUTCOME_SLOT["error"]: errors}
-    if rejected is not None:
-        counters[OUTCOME_SLOT["rejected"]] = rejected
+    told = {"ok": ok, "error": None if ok is None else errors, "rejected": rejected}
+    counters = {OUTCOME_SLOT[outcome]: count for outcome, count in told.items() if count is not None}
     histograms: dict[str, Histogram] = {}
     for key, value in parts.items():
         name = getattr(catalog, key.upper()).name

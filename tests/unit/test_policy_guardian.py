@@ -59,6 +59,14 @@ def test_too_few_requests_break_no_promise(quiet: Window | None) -> None:
     assert Pool().tick(0.5, quiet) == {}
 
 
+def test_an_engine_that_does_not_tell_its_failures_does_not_hide_those_of_another() -> None:
+    silent = window(10.0, ok=10_000, errors=None, ttft={0.2: 100})
+    telling, untold = (situation(seen("a"), seen("b"), recent={"a": a, "b": silent}) for a in (FAILING, silent))
+    fresh, params = [seen("a"), seen("b")], SloGuardianParams()
+    assert slo_guardian.look(fresh, telling, params).error_ratio == pytest.approx(1 / 101)
+    assert slo_guardian.look(fresh, untold, params).error_ratio is None
+
+
 def test_what_it_sheds_is_not_what_it_sheds_for() -> None:
     shedding = window(10.0, ok=100, rejected=50, ttft={0.2: 100})
     pool = Pool()

@@ -89,14 +89,23 @@ class Window:
         Aborted ones are the client's choice: neither good nor bad, and not counted. An engine that tells of failures and not of
         refusals counts these among them, or gives none.
         """
+        taken = self.taken
+        if taken is None:
+            return None
+        rejected = self.increase(_REJECTED) or 0.0
+        return taken[0] + rejected, taken[1] + rejected
+
+    @property
+    def taken(self) -> tuple[float, float] | None:
+        """Requests that were taken in and finished, and how many of them failed; None where nobody tells which failed.
+
+        What is refused, by us or for want of room, is no sign of illness.
+        """
         if self.start is None or self.end is None:
             return None
         before, after = self.start.counters, self.end.counters
         ok, failed = _rise(before, after, _OK), _rise(before, after, _ERROR)
-        if ok is None or failed is None:
-            return None
-        failed += _rise(before, after, _REJECTED) or 0.0
-        return ok + failed, failed
+        return None if ok is None or failed is None else (ok + failed, failed)
 
     @property
     def requests(self) -> float | None:
@@ -112,12 +121,9 @@ class Window:
 
     @property
     def failure_ratio(self) -> float | None:
-        """Share of the requests taken in that failed: what is refused, by us or for want of room, is no sign of illness."""
-        if self.start is None or self.end is None:
-            return None
-        before, after = self.start.counters, self.end.counters
-        ok, failed = _rise(before, after, _OK), _rise(before, after, _ERROR)
-        return None if ok is None or failed is None or ok + failed <= 0 else failed / (ok + failed)
+        """Share of the requests taken in that failed; None without one."""
+        taken = self.taken
+        return taken[1] / taken[0] if taken is not None and taken[0] > 0 else None
 
     @property
     def kv_miss_ratio(self) -> float | None:

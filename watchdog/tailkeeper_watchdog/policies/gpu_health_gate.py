@@ -366,11 +366,11 @@ def _maybe_open(
         return breaker  # everyone fails: a common cause, not this backend
     if breaker.failures_in_a_row >= params.breaker_failures:
         why = f"{breaker.failures_in_a_row:.0f} failures in a row, peers at {peers_error_ratio:.1%}"
-    elif recent is not None and (ratio := recent.failure_ratio) is not None and ratio > params.breaker_error_ratio:
-        count = sum(recent.increase(OUTCOME_SLOT[outcome]) or 0.0 for outcome in ("ok", "error"))  # those that the ratio is of
+    elif recent is not None and (taken := recent.taken) is not None and taken[1] > params.breaker_error_ratio * taken[0]:
+        count, failed = taken
         if count < params.breaker_min_requests:
             return breaker
-        why = f"{ratio:.0%} of {count:.0f} requests failed, peers at {peers_error_ratio:.1%}"
+        why = f"{failed / count:.0%} of {count:.0f} requests failed, peers at {peers_error_ratio:.1%}"
     else:
         return breaker
     return replace(breaker, state=BreakerState.OPEN, changed_at=now, why=why)

@@ -29,7 +29,7 @@ from tailkeeper_exporter.readings import Histogram, bucket_quantile
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
-from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Window
+from tailkeeper_watchdog.window import SIGNAL_HISTOGRAM, Window
 
 NAME = "slo_guardian"
 
@@ -136,8 +136,8 @@ def look(fresh: list[BackendObservation], situation: Situation, params: SloGuard
     """The pool as its users see it: one distribution over all of its backends."""
     windows = [w for seen in fresh if (w := situation.recent.get(seen.backend)) is not None]
     # Without those that were refused: what this policy sheds must not be what it sheds for.
-    ok, failed = (sum(w.increase(OUTCOME_SLOT[outcome]) or 0.0 for w in windows) for outcome in ("ok", "error"))
-    total = ok + failed
+    taken = [t for w in windows if (t := w.taken) is not None]
+    total, failed = sum(count for count, _ in taken), sum(bad for _, bad in taken)
     running, waiting = (_sum(fresh, metric.name) for metric in (catalog.RUNNING, catalog.WAITING))
     pressures = [p for seen in fresh if (p := seen.value(catalog.VRAM_PRESSURE.name)) is not None]
     memory = sum(pressures) / len(pressures) if pressures else None
