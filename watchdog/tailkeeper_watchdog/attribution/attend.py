@@ -144,13 +144,13 @@ def _begun(state: State, situation: Situation) -> Iterable[tuple[str, Change]]:
         if known is None or known is epoch or epoch.number == known.number:
             continue
         if epoch.why == RESTARTED:
-            yield name, Change("restart", ENGINE_RESTART, state.away_at.get(name, now))
+            yield name, Change(stated.RESTART, ENGINE_RESTART, state.away_at.get(name, now))
         else:
             yield name, Change("deploy", epoch.why, now)
     for name, away_at in state.away_at.items():
         seen = situation.fresh(name)
         if seen is not None and seen.state is BackendState.STARTING and name in state.incidents:
-            yield name, Change("restart", ENGINE_RESTART, away_at)
+            yield name, Change(stated.RESTART, ENGINE_RESTART, away_at)
 
 
 def _with_epochs(state: State, situation: Situation) -> State:
@@ -197,7 +197,7 @@ def _note_gauges(state: State, situation: Situation) -> tuple[State, list[tuple[
         tokens = _tokens(situation.fresh(name))
         if tokens is not None:
             if tokens < generated.get(name, 0.0):
-                restarted.append((name, Change("restart", ENGINE_RESTART, now)))
+                restarted.append((name, Change(stated.RESTART, ENGINE_RESTART, now)))
             generated[name] = tokens
     return (replace(state, lines=lines, generated=generated) if due or state.incidents else state), restarted
 

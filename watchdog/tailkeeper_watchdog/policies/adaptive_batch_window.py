@@ -199,8 +199,8 @@ def _broken(controller: Controller, batch_s: float | None, now: float, params: A
     if batch_s is None or quiet:
         return controller
     if batch_s <= params.slow_batch_s:
-        well = controller.half_open or not controller.open
-        return replace(controller, slow_batches=0, open=not well, half_open=False) if well else controller
+        waits = controller.open and not controller.half_open
+        return controller if waits else replace(controller, slow_batches=0, open=False, half_open=False)
     slow = controller.slow_batches + 1
     return replace(controller, slow_batches=slow, open=controller.open or slow >= params.breaches, half_open=False)
 

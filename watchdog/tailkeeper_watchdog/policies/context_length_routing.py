@@ -115,7 +115,7 @@ def _cap_on_unknown(
     capped = []
     for backend in silent:
         told = [weight for target in backend.targets for weight in peers.get((target.gateway, target.pool), ())]
-        if backend.name not in given and told:
+        if told:
             limit = median(told)
             if limit < 1.0 - params.full_weight_below_ratio:
                 reason = f"its KV cache usage is not known: no more than the median of its {len(told)} peers"

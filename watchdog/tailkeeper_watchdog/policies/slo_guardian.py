@@ -197,9 +197,9 @@ def _trouble(seen: Look, params: SloGuardianParams) -> str:
         return f"P99 of the first token {seen.ttft_p99_s * 1e3:.0f} ms, limit {params.ttft_p99_limit_s * 1e3:.0f} ms"
     if seen.error_ratio is not None and seen.error_ratio > params.error_limit_ratio:
         return f"{seen.error_ratio:.1%} of requests fail, limit {params.error_limit_ratio:.1%}"
-    slow = seen.itl_p99_s is not None and seen.itl_p99_s > params.itl_p99_limit_s
-    if slow and seen.memory is not None and seen.memory > params.shed_memory_ratio:
-        return f"P99 between tokens {(seen.itl_p99_s or 0) * 1e3:.0f} ms with memory pressure {seen.memory:.0%}"
+    itl_s, memory = seen.itl_p99_s, seen.memory
+    if itl_s is not None and memory is not None and itl_s > params.itl_p99_limit_s and memory > params.shed_memory_ratio:
+        return f"P99 between tokens {itl_s * 1e3:.0f} ms with memory pressure {memory:.0%}"
     return ""
 
 
@@ -225,7 +225,7 @@ def _scale_wanted(guard: Guard, seen: Look, now: float, params: SloGuardianParam
         if now - guard.loaded_since >= params.load_after_s:
             times = seen.requests / guard.usual
             return min(params.max_scale, times), f"{times:.1f} × the usual {guard.usual:.0f} requests"
-        return guard.scale if guard.scale > 1.0 else 1.0, guard.why
+        return guard.scale, guard.why
     slow = seen.tokens_per_s is not None and seen.tokens_per_s < params.tokens_floor_per_s
     roomy = seen.memory is not None and seen.memory < params.scale_memory_ratio
     if slow and roomy and seen.waiting:
