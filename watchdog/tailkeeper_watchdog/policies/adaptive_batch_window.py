@@ -35,7 +35,7 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, RequestRecord, Situation
-from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policies.base import Policy, has_a_drain
 
 NAME = "adaptive_batch_window"
 BINS_S = (0.005, 0.020, 0.050, 0.100)
@@ -238,7 +238,7 @@ def _limit(
     recent, now = situation.recent.get(backend.name), situation.snapshot.now
     if situation.is_drained(backend):
         return replace(controller, value=None, drained_at=now), ""
-    if controller.drained_at is not None and recent is not None and recent.seconds > now - controller.drained_at:
+    if has_a_drain(recent, controller.drained_at, now):
         return replace(controller, value=None), ""
     p99 = recent.quantile("itl", 0.99) if recent else None
     over = p99 is not None and p99.value > params.target_p99_s

@@ -28,7 +28,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, bucket_quantile
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
-from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
 from tailkeeper_watchdog.window import SIGNAL_HISTOGRAM, Window
 
 NAME = "slo_guardian"
@@ -102,27 +102,20 @@ def decide(
     guards: dict[Pool, Guard] = {}
     desired: list[DesiredState] = []
     now = situation.snapshot.now
-    drained_at = {**memory.drained_at, **{b.name: now for b in situation.snapshot.backends if situation.is_drained(b)}}
+    drained_at = last_drained(memory.drained_at, situation)
     for pool, members in _pools(situation.snapshot.backends).items():
         fresh = [seen for b in members if (seen := situation.fresh(b.name)) is not None]
         before = memory.guards.get(pool, Guard())
         if not fresh:
             guards[pool] = replace(before, good_since=None, loaded_since=None, seen_at=None)
             continue
-        serving = [seen for seen in fresh if not _has_a_drain(seen.backend, situation, drained_at)]
+        serving = [s for s in fresh if not has_a_drain(situation.recent.get(s.backend), drained_at.get(s.backend), now)]
         guard = guards[pool] = step(before, look(serving or fresh, situation, params), now, params)
         if guard.level or guard.scale > 1.0:
             heard = {seen.backend: seen for seen in fresh}
             wanted = [b for b in members if b.name in heard]
             desired.extend(_wishes(guard, wanted, heard, situation, mode))
     return Memory(guards, drained_at), tuple(desired)
-
-
-def _has_a_drain(backend: str, situation: Situation, drained_at: Mapping[str, float]) -> bool:
-    """Whether it is drained, or what was last seen of it reaches back into the time when it was."""
-    drained, recent = drained_at.get(backend), situation.recent.get(backend)
-    ago_s = None if drained is None else situation.snapshot.now - drained
-    return ago_s is not None and (ago_s <= 0 or (recent is not None and recent.seconds > ago_s))
 
 
 def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[Backend]]:

@@ -30,7 +30,7 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
-from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
 
 NAME = "token_rate_weighting"
 MAX_HINTS = 64
@@ -129,7 +129,7 @@ def decide(
     """A weight below 1 for each backend that earns less than the best of its group; groups of one are left alone."""
     now = situation.snapshot.now
     given = dict(memory.given)
-    drained_at = {**memory.drained_at, **{b.name: now for b in situation.snapshot.backends if situation.is_drained(b)}}
+    drained_at = last_drained(memory.drained_at, situation)
     judged: dict[Group, tuple[float, tuple[str, ...]]] = {}
     desired: list[DesiredState] = []
     for pool, groups in _pools(situation).items():
@@ -187,7 +187,8 @@ def _shared_out(
 ) -> list[tuple[_Merit, float]]:
     """Each with its share of the best one's merit; nobody where fewer than two can be compared."""
     fresh = [seen for b in group if (seen := situation.fresh(b.name)) is not None]
-    working = [seen for seen in fresh if _worked_throughout(seen.backend, situation, drained_at)]
+    now = situation.snapshot.now
+    working = [s for s in fresh if not has_a_drain(situation.windows.get(s.backend), drained_at.get(s.backend), now)]
     speeds = [speed for seen in working if (speed := _speed(seen, situation, params)) is not None]
     if len(speeds) < 2:
         return []
@@ -208,12 +209,6 @@ def _shared_out(
     ]
     best = max(merit.value for merit in merits)
     return [(merit, merit.value / best) for merit in merits] if best > 0 else []
-
-
-def _worked_throughout(backend: str, situation: Situation, drained_at: Mapping[str, float]) -> bool:
-    """Whether its window has nothing of a drain in it."""
-    window, drained = situation.windows.get(backend), drained_at.get(backend)
-    return drained is None or (window is not None and 0 < window.seconds <= situation.snapshot.now - drained)
 
 
 def _speed(seen: BackendObservation, situation: Situation, params: TokenRateWeightingParams) -> _Speed | None:
