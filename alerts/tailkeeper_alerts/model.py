@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import quote_plus
 
+from tailkeeper_watchdog.metrics import MEMORY_RISK_RATIO, MEMORY_STOP_RATIO
+
 BACKEND_TEMPLATE = "{{ $labels.backend }}"
 BACKEND_IN_URL_TEMPLATE = "{{ $labels.backend | urlquery }}"
 FACTOR_TEMPLATE = "{{ $labels.dominant_factor }}"
@@ -42,8 +44,8 @@ class RuleSettings:
         default_factory=lambda: {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10}
     )
     stale_after_s: float = 60
-    pressure_ticket: float = 0.8
-    pressure_page: float = 0.9
+    pressure_ticket: float = MEMORY_RISK_RATIO
+    pressure_page: float = MEMORY_STOP_RATIO
     grafana_url: str = "http://127.0.0.1:3000"
     runbook_url: str = "docs/runbook.md"
 

@@ -22,11 +22,11 @@ def looked(pressures: list[tuple[float, float | None]]) -> list[list[Symptom]]:
     return found
 
 
-def test_eighty_percent_that_last_are_information_and_the_limit_is_a_ticket_at_once() -> None:
+def test_eighty_percent_that_last_are_a_ticket_and_the_limit_is_one_at_once() -> None:
     none, still_none, risk, over = looked([(0, 0.8), (29, 0.9), (30, 0.85), (31, 0.93)])
 
     assert (none, still_none) == ([], [])
-    assert (risk[0].severity, risk[0].summary) == (Severity.INFO, "a: memory pressure 85% for 30 s, limit 80%")
+    assert (risk[0].severity, risk[0].summary) == (Severity.TICKET, "a: memory pressure 85% for 30 s, limit 80%")
     assert (over[0].severity, over[0].summary) == (Severity.TICKET, "a: memory pressure 93%, limit 92%")
     assert over[0].evidence["preemptions_per_s"] == pytest.approx(0.5)
     assert risk[0].key == over[0].key

@@ -21,7 +21,14 @@ from tailkeeper_alerts.model import (
 )
 from tailkeeper_alerts.promql import by, eq, regex, series
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, STATE, VRAM_PRESSURE, Label
-from tailkeeper_watchdog.metrics import FACTOR, HSCORE, HSCORE_FACTOR, SCORE_BAND_SEVERITY
+from tailkeeper_watchdog.metrics import (
+    FACTOR,
+    HSCORE,
+    HSCORE_FACTOR,
+    MEMORY_RISK_AFTER_S,
+    MEMORY_STOP_AFTER_S,
+    SCORE_BAND_SEVERITY,
+)
 
 DOMINANT = "tailkeeper:dominant_factor:loss"
 DOMINANT_FACTOR = Label("dominant_factor", 8, "the factor that costs most, or the state where it vetoes the score")
@@ -31,7 +38,8 @@ SCORE_BANDS: Mapping[str, Severity] = {band: Severity(level) for band, level in 
 
 def group(settings: RuleSettings) -> Group:
     degraded = tuple(_degraded(band, severity) for band, severity in SCORE_BANDS.items())
-    ticket, page = _pressure(settings.pressure_ticket, 30, Severity.TICKET), _pressure(settings.pressure_page, 10, Severity.PAGE)
+    ticket = _pressure(settings.pressure_ticket, MEMORY_RISK_AFTER_S, Severity.TICKET)
+    page = _pressure(settings.pressure_page, MEMORY_STOP_AFTER_S, Severity.PAGE)
     dominant = Recording(DOMINANT, _dominant_expr(settings.weights))
     return Group(
         "tailkeeper-health",
@@ -75,12 +83,12 @@ def _degraded(band: str, severity: Severity) -> Alert:
     )
 
 
-def _pressure(threshold: float, for_s: int, severity: Severity) -> Alert:
+def _pressure(threshold: float, for_s: float, severity: Severity) -> Alert:
     return Alert(
         name="MemoryPressure",
         expr=f"{by('max', (BACKEND,), series(VRAM_PRESSURE))} >= {threshold:g}",
         severity=severity,
-        for_s=for_s,
+        for_s=int(for_s),
         keep_firing_for_s=60,
         strategy="memory_breaker",
         summary=f"{BACKEND_TEMPLATE} is running out of memory for requests (pressure {PERCENT_TEMPLATE}, limit {threshold:.0%})",

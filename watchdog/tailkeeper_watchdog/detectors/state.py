@@ -127,7 +127,7 @@ def _dead(seen: BackendObservation, severity: Severity) -> Symptom:
 
 
 def _pressure(seen: BackendObservation, pressure: float, for_s: float, recent: Window | None) -> list[Symptom]:
-    """At the limit a ticket at once; below it, where it lasts, information for the boards."""
+    """A ticket: at the limit at once, below it where it lasts."""
     over = pressure > MEMORY_PRESSURE_LIMIT_RATIO
     if not over and for_s < MEMORY_RISK_AFTER_S:
         return []
@@ -141,7 +141,7 @@ def _pressure(seen: BackendObservation, pressure: float, for_s: float, recent: W
     }
     lasting = "" if over else f" for {for_s:.0f} s"
     summary = f"{seen.backend}: memory pressure {pressure:.0%}{lasting}, limit {limit:.0%}"
-    return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET if over else Severity.INFO, summary, evidence)]
+    return [Symptom(FindingKind.MEMORY_PRESSURE, seen.backend, Severity.TICKET, summary, evidence)]
 
 
 DETECTOR = Detector(

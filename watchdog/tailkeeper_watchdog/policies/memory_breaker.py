@@ -3,8 +3,7 @@
 Memory pressure is ``llm_vram_pressure_ratio``: for engines that pre-allocate the largest of KV use, headroom lost since
 warm-up and preemptions per second, else used ÷ total.
 
-* Level 1, at 80 % for 30 s: the annotation ``oom-risk=level1``. A finding for the boards is there in any mode; above 92 % it
-  is a ticket.
+* Level 1, at 80 % for 30 s: the annotation ``oom-risk=level1``. A ticket is there in any mode, and above 92 % at once.
 * Level 2, at 90 % for 10 s: drain, the annotation ``oom-risk=level2``, and after 5 s of grace for what is in flight the taint
   ``gpu-mem-pressure=high:NoSchedule``, so that a scheduler puts nothing more there. A drain needs a second signal beside the
   pressure: preemptions, memory-copy use above 85 %, rising single-bit ECC errors, or a broken latency SLO. Once
@@ -23,7 +22,13 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
-from tailkeeper_watchdog.metrics import MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO, PREEMPTIONS_LIMIT_PER_S
+from tailkeeper_watchdog.metrics import (
+    MEMORY_RISK_AFTER_S,
+    MEMORY_RISK_RATIO,
+    MEMORY_STOP_AFTER_S,
+    MEMORY_STOP_RATIO,
+    PREEMPTIONS_LIMIT_PER_S,
+)
 from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.window import Window
@@ -36,8 +41,8 @@ ANNOTATION = "oom-risk"
 class MemoryBreakerParams(Settings):
     level1_ratio: Ratio = MEMORY_RISK_RATIO
     level1_after_s: Seconds = MEMORY_RISK_AFTER_S
-    level2_ratio: Ratio = 0.90
-    level2_after_s: Seconds = 10
+    level2_ratio: Ratio = MEMORY_STOP_RATIO
+    level2_after_s: Seconds = MEMORY_STOP_AFTER_S
     hysteresis_ratio: Ratio = 0.05
     """A level that came and went with every request would be no level."""
     drain_grace_s: Annotated[float, Field(ge=0)] = 5
