@@ -115,7 +115,7 @@ SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "tic
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
 MEMORY_RISK_RATIO, MEMORY_RISK_AFTER_S = 0.80, 30.0
-"""Memory pressure at which, and after how many seconds of it, running out is a risk: ``memory_breaker``'s first level, a ticket."""
+"""Memory pressure at which, and seconds after which, running out is a risk: ``memory_breaker``'s first level, a ticket."""
 MEMORY_STOP_RATIO, MEMORY_STOP_AFTER_S = 0.90, 10.0
 """Likewise for the second level: new work stops, and Prometheus pages."""
 MEMORY_PRESSURE_LIMIT_RATIO = 0.92
