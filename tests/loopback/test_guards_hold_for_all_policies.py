@@ -23,7 +23,7 @@ from tailkeeper_watchdog.guards import cap_of
 from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Target
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.settings import GuardsSettings, PoliciesSettings
-from tests.property.test_guards_hold import STALE_S, Watching
+from tests.loopback.test_guards_hold import STALE_S, Watching
 from tests.scenario.world import FakeGateway, Sick, World
 
 NORMAL: Mapping[Knob, KnobValue] = {

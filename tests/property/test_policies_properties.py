@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailkeeper_exporter.state import State
@@ -79,6 +79,7 @@ def is_possible(knob: Knob, value: KnobValue) -> bool:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@settings(max_examples=20)
 @given(seen_in_turn=st.lists(looks(), min_size=1, max_size=6))
 def test_a_policy_takes_whatever_comes(policy: Policy, seen_in_turn: list[dict[str, dict[str, object]]]) -> None:
     memory, now = policy.new_memory(), 1_000.0
