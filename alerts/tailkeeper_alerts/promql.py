@@ -12,6 +12,9 @@ from decimal import Decimal
 from tailkeeper_exporter.catalog import Kind, Label, Metric
 
 LE = Label("le", 64, "upper bound of a histogram bucket")
+CLUSTER = Label("cluster", 64, "where several clusters send their series to one server: which; else absent")
+"""Not ours: Prometheus' `external_labels` or a store before it add it. So every series may have it, and whoever groups by it
+loses nothing where it is absent, because an absent label is an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def not_regex(label: Label, value: str) -> Matcher:
 
 
 def _selector(metric: Metric, suffix: str, extra: tuple[str, ...], matchers: tuple[Matcher, ...]) -> str:
-    allowed = (*metric.label_names, *extra)
+    allowed = (*metric.label_names, *extra, CLUSTER.name)
     for matcher in matchers:
         if matcher.label.name not in allowed:
             raise ValueError(f"{metric.name}: no label {matcher.label.name!r}; it has {', '.join(allowed) or 'none'}")
