@@ -16,7 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tailkeeper_alerts.promql import CLUSTER
+from tailkeeper_dashboards.panels import KEPT_VARIABLES
+from tailkeeper_dashboards.settings import NAMES
 from tailkeeper_dashboards.style import COUNT_UNIT, RATIO_UNIT, rate_unit_of, unit_of
+from tailkeeper_dashboards.variables import SOURCES
 from tailkeeper_exporter.catalog import CATALOG, Kind, Metric
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 from tools.promql_walk import Expression, read
@@ -25,7 +29,11 @@ Json = dict[str, Any]
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in (*CATALOG, *WATCHDOG_CATALOG)}
 BUILT_IN = {"ALERTS": ("alertname", "alertstate", "backend", "severity"), "up": ("job", "instance")}
 """Series that Prometheus makes itself, with the labels that ours give them."""
-DATASOURCE_UID = "${datasource}"
+UIDS = {kind: f"${{{name}}}" for name, _, kind in SOURCES}
+"""Each type of data source is named by its variable."""
+DATASOURCE_UID = UIDS["prometheus"]
+WORDS_ALONE = ("text",)
+"""Types of panels that ask nothing."""
 FIXED_WINDOWS = ("last hour", "5 minutes")
 """A fixed window is allowed where the title or the description says which."""
 
@@ -36,6 +44,7 @@ def lint(board: Json) -> list[str]:
     findings = [*_board(board), *_variables(board), *_grid(panels)]
     for panel in panels:
         findings.extend(f"panel {panel.get('title')!r}: {finding}" for finding in _panel(panel))
+    findings.extend(_links(board))
     for annotation in board["annotations"]["list"]:
         where = f"annotation {annotation['name']!r}"
         findings.extend(f"{where}: {finding}" for finding in _names(read(annotation["expr"])))
@@ -57,8 +66,10 @@ def _board(board: Json) -> Iterator[str]:
 def _variables(board: Json) -> Iterator[str]:
     variables = {variable["name"]: variable for variable in board["templating"]["list"]}
     sources = [variable for variable in variables.values() if variable["type"] == "datasource"]
-    if [(source["name"], source.get("label")) for source in sources] != [("datasource", "Data Source")]:
-        yield "variables: exactly one data source, named 'datasource', label 'Data Source'"
+    if [(source["name"], source.get("label"), source["query"]) for source in sources] != list(SOURCES):
+        yield f"variables: the data sources must be {', '.join(name for name, _, _ in SOURCES)}, with their labels and types"
+    if not set(KEPT_VARIABLES) <= set(variables):
+        yield f"variables: each board has {', '.join(KEPT_VARIABLES)}, or links lose them"
     for name, variable in variables.items():
         if variable["type"] != "query":
             continue
@@ -67,8 +78,21 @@ def _variables(board: Json) -> Iterator[str]:
         if variable.get("refresh") != 2 or not variable.get("multi") or variable.get("allValue") != ".*":
             yield f"variable {name}: must refresh on time range, take several values, and have allValue .*"
         match = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable.get("query", ""))
-        if not match or match[1] not in BY_NAME or match[2] not in BY_NAME[match[1]].label_names:
+        if not match or match[1] not in BY_NAME or match[2] not in (*BY_NAME[match[1]].label_names, CLUSTER.name):
             yield f"variable {name}: must be label_values(a metric of the catalogue, one of its labels)"
+
+
+def _links(board: Json) -> Iterator[str]:
+    """Every link to a board names one that there is, and carries what all boards have."""
+    text = json.dumps(board)
+    for uid, query in re.findall(r"/d/([a-z0-9-]+)([^\"]*)", text):
+        if uid not in NAMES:
+            yield f"link to {uid}: there is no such board"
+        for name in KEPT_VARIABLES:
+            if f"${{{name}:queryparam}}" not in query and f"var-{name}=" not in query:
+                yield f"link to {uid}: loses the variable {name}"
+        if "${__url_time_range}" not in query and not re.search("[?&](from|time)=", query):
+            yield f"link to {uid}: loses the time"
 
 
 def _grid(panels: list[Json]) -> Iterator[str]:
@@ -95,19 +119,27 @@ def _panel(panel: Json) -> Iterator[str]:
         yield "noValue: missing; an empty panel must say why"
     if not panel.get("links"):
         yield "links: missing"
-    if panel.get("datasource", {}).get("uid") != DATASOURCE_UID:
-        yield f"datasource: must be {DATASOURCE_UID}"
+    yield from _source(panel)
     if defaults.get("thresholds", {}).get("steps", [{}])[0].get("color") not in ("text", "#8e8e8e"):
         yield "thresholds: the base colour must be neutral; green is earned by data"
-    if not panel.get("targets"):
+    if not panel.get("targets") and panel["type"] not in WORDS_ALONE:
         yield "targets: none"
     for target in panel.get("targets", []):
         yield from (f"query {target['refId']}: {finding}" for finding in _target(panel, target))
 
 
+def _source(asking: Json) -> Iterator[str]:
+    """A panel or a query asks the data source that its variable names. One panel may ask several (``-- Mixed --``)."""
+    found = asking.get("datasource", {})
+    allowed = {**UIDS, "datasource": "-- Mixed --"}
+    if found.get("uid") not in (allowed.get(found.get("type", "")),):
+        yield f"datasource: must be one of {', '.join(UIDS.values())}, of its type"
+
+
 def _target(panel: Json, target: Json) -> Iterator[str]:
-    if target.get("datasource", {}).get("uid") != DATASOURCE_UID:
-        yield f"datasource: must be {DATASOURCE_UID}"
+    yield from _source(target)
+    if target.get("datasource", {}).get("type") != "prometheus":
+        return  # The grammars of LogQL and TraceQL are checked by the tool in tools/board_harness.
     try:
         expression = read(target["expr"])
     except ValueError as error:
@@ -138,11 +170,12 @@ def _names(expression: Expression) -> Iterator[str]:
 
 def _labels(name: str) -> tuple[str, ...] | None:
     if name in BUILT_IN:
-        return BUILT_IN[name]
+        return (*BUILT_IN[name], CLUSTER.name)
     metric = metric_of(name)
     if metric is None:
         return None
-    return (*metric.label_names, "le") if name.endswith("_bucket") else metric.label_names
+    names = (*metric.label_names, CLUSTER.name)
+    return (*names, "le") if name.endswith("_bucket") else names
 
 
 def metric_of(name: str) -> Metric | None:

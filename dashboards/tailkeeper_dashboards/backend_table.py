@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import common, table
 
-from tailkeeper_alerts.promql import by, count, eq, quantile, series
+from tailkeeper_alerts.promql import CLUSTER, by, count, eq, quantile, series
 from tailkeeper_dashboards import queries, style
 from tailkeeper_dashboards.panels import About, Column, Place, fill_table, framed, threshold_steps
 from tailkeeper_dashboards.settings import BoardSettings
@@ -33,30 +33,32 @@ def backends(settings: BoardSettings) -> table.Panel:
 
 
 def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
-    saturated = by("max", (BACKEND,), series(QUANTILE_SATURATED, eq(SIGNAL, "ttft"), queries.IN_BACKENDS))
+    saturated = by("max", queries.BY_BACKEND, series(QUANTILE_SATURATED, eq(SIGNAL, "ttft"), *queries.OF_BACKEND))
     colored = {"custom.cellOptions": {"type": "color-text"}}
     per_model = queries.OF_MODEL
     # increase() estimates between scrapes; a number of requests is whole.
-    requests = f"round({by('sum', (BACKEND,), f'increase({count(TTFT, *per_model)}[5m])')})"
+    requests = f"round({by('sum', queries.BY_BACKEND, f'increase({count(TTFT, *per_model)}[5m])')})"
     late = threshold_steps((0, style.GREEN), (settings.slo_ttft_s, style.RED))
     full = threshold_steps((0.8, style.ORANGE), (0.9, style.RED))
     return (
+        # Only there where the series have the label.
+        Column("Cluster", None, source=CLUSTER.name),
         Column("Backend", None, source=BACKEND.name, overrides={"links": [_link_value()]}),
         Column("State", queries.current_state(), source=STATE.name, width=120, overrides=_state_cell()),
         Column("HScore", queries.of_backend(HSCORE), style.unit_of(HSCORE), width=170, overrides=_score_cell()),
         Column("≥", saturated, style.COUNT_UNIT, width=40, overrides={"mappings": _saturated_words()}),
         Column(
             f"P99 TTFT (SLO {slo})",
-            quantile(0.99, TTFT, (BACKEND,), "5m", *per_model),
+            quantile(0.99, TTFT, queries.BY_BACKEND, "5m", *per_model),
             style.unit_of(TTFT),
             width=160,
             overrides={"thresholds": late, **colored},
         ),
         Column("n", requests, style.COUNT_UNIT, width=80),
-        Column("Queue", by("sum", (BACKEND,), series(WAITING, *per_model)), style.unit_of(WAITING), width=80),
+        Column("Queue", by("sum", queries.BY_BACKEND, series(WAITING, *per_model)), style.unit_of(WAITING), width=80),
         Column(
             "KV",
-            by("max", (BACKEND,), series(KV_USAGE, *per_model)),
+            by("max", queries.BY_BACKEND, series(KV_USAGE, *per_model)),
             style.unit_of(KV_USAGE),
             width=80,
             overrides={"thresholds": full, **colored},

@@ -6,18 +6,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from grafana_foundation_sdk.builders import common, prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    heatmap,
+    logs,
+    loki,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    tempo,
+    text,
+    timeseries,
+    xychart,
+)
 from grafana_foundation_sdk.builders import dashboard as dashboard_builders
 from grafana_foundation_sdk.models.common import (
+    BarGaugeDisplayMode,
     BigValueColorMode,
     BigValueGraphMode,
     BigValueTextMode,
     LegendDisplayMode,
     LegendPlacement,
+    LogsDedupStrategy,
+    LogsSortOrder,
     ScaleDistribution,
     SortOrder,
     TooltipDisplayMode,
     VisibilityMode,
+    VizOrientation,
 )
 from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,
@@ -28,11 +46,31 @@ from grafana_foundation_sdk.models.dashboard import (
     GridPos,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.tempo import SearchTableType
+from grafana_foundation_sdk.models.text import TextMode
 
 from tailkeeper_dashboards.style import GREY, RED, color_by, missing, state_ranks, steps
 
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
-AnyPanel = TypeVar("AnyPanel", stat.Panel, timeseries.Panel, table.Panel, statetimeline.Panel)
+TEMPO = DataSourceRef(type_val="tempo", uid="${tempo}")
+LOKI = DataSourceRef(type_val="loki", uid="${loki}")
+KEPT_VARIABLES = ("datasource", "tempo", "loki", "cluster", "model", "backend", "canary")
+"""What every board has, and so every link between boards carries."""
+
+Builder = (
+    stat.Panel
+    | timeseries.Panel
+    | table.Panel
+    | statetimeline.Panel
+    | heatmap.Panel
+    | bargauge.Panel
+    | logs.Panel
+    | text.Panel
+    | xychart.Panel
+    | dashboard_builders.Panel
+)
+"""What a board may hold. Types that the SDK has no builder for are ``dashboard.Panel().type(...)``."""
+AnyPanel = TypeVar("AnyPanel", bound=Builder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +99,27 @@ def link(title: str, url: str) -> dashboard_builders.DashboardLink:
 
 
 def board_link(title: str, uid: str, backend: str) -> dashboard_builders.DashboardLink:
-    """To a board with the same data source, model and time; ``backend`` is Grafana's expression for the clicked one."""
-    kept = "${datasource:queryparam}&${model:queryparam}&${__url_time_range}"
-    return link(title, f"/d/{uid}?{kept}&var-backend=${{{backend}:percentencode}}")
+    """To a board with everything kept but the backend; ``backend`` is Grafana's expression for the clicked one."""
+    return link(title, f"{board_url(uid, 'backend')}&var-backend=${{{backend}:percentencode}}")
 
 
-def framed(panel: AnyPanel, about: About, links: Sequence[dashboard_builders.DashboardLink]) -> AnyPanel:
+def board_url(uid: str, *without: str, time: bool = True) -> str:
+    """A board's address with the variables and the time of the board it is opened from, but for those in ``without``."""
+    kept = [f"${{{name}:queryparam}}" for name in KEPT_VARIABLES if name not in without]
+    return f"/d/{uid}?{'&'.join([*kept, *(['${__url_time_range}'] if time else [])])}"
+
+
+def framed(
+    panel: AnyPanel,
+    about: About,
+    links: Sequence[dashboard_builders.DashboardLink],
+    source: DataSourceRef = PROMETHEUS,
+) -> AnyPanel:
     """The panel with everything that no panel may lack."""
     place = GridPos(about.place.h, about.place.w, about.place.x, about.place.y)
-    panel = panel.title(about.title).description(about.description).datasource(PROMETHEUS).grid_pos(place)
-    return panel.unit(about.unit).no_value(about.no_value).links(list(links))
+    panel.title(about.title).description(about.description).datasource(source).grid_pos(place)
+    panel.unit(about.unit).no_value(about.no_value).links(list(links))
+    return panel
 
 
 def target(expr: str, ref: str = "A", legend: str = "__auto", *, exemplar: bool = False) -> prometheus.Dataquery:
@@ -82,6 +131,46 @@ def target(expr: str, ref: str = "A", legend: str = "__auto", *, exemplar: bool 
 def now(expr: str, ref: str = "A", legend: str = "__auto") -> prometheus.Dataquery:
     """A query at the end of the time range."""
     return prometheus.Dataquery().expr(expr).ref_id(ref).legend_format(legend).datasource(PROMETHEUS).instant()
+
+
+def search(traceql: str, ref: str = "A", limit: int = 20) -> tempo.TempoQuery:
+    """A TraceQL search, one row a span with what the query selects as columns."""
+    query = tempo.TempoQuery().query(traceql).query_type("traceql").ref_id(ref).datasource(TEMPO)
+    return query.limit(limit).spss(limit).table_type(SearchTableType.SPANS)
+
+
+def trace(trace_id: str, ref: str = "A") -> tempo.TempoQuery:
+    """One whole trace by its id, for a panel of type ``traces``."""
+    return tempo.TempoQuery().query(trace_id).query_type("traceql").ref_id(ref).datasource(TEMPO)
+
+
+def log_lines(logql: str, ref: str = "A", limit: int = 200) -> loki.Dataquery:
+    """Lines of logs, newest first."""
+    return loki.Dataquery().expr(logql).query_type("range").max_lines(limit).ref_id(ref).datasource(LOKI)
+
+
+def log_list() -> logs.Panel:
+    """A list of log lines that shows what it was given and invents no colours."""
+    panel = logs.Panel().show_time(True).wrap_log_message(True).enable_log_details(True).prettify_log_message(False)
+    panel = panel.show_labels(False).show_common_labels(False).dedup_strategy(LogsDedupStrategy.NONE)
+    return panel.sort_order(LogsSortOrder.DESCENDING).thresholds(steps())
+
+
+def trace_view() -> dashboard_builders.Panel:
+    """Grafana's own trace panel, for which the SDK has no builder."""
+    return dashboard_builders.Panel().type("traces").thresholds(steps())
+
+
+def bars() -> bargauge.Panel:
+    """Horizontal bars, one a series, coloured by threshold, longest first as the query sorts them."""
+    reduce = common.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = bargauge.Panel().orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC)
+    return panel.reduce_options(reduce).show_unfilled(True).thresholds(steps())
+
+
+def note(about: About, markdown: str) -> text.Panel:
+    """A panel of words. It has a unit and a word for no data like the others, which cost nothing."""
+    return text.Panel().mode(TextMode.MARKDOWN).content(markdown).thresholds(steps())
 
 
 def big_number(about: About, bounds: Sequence[tuple[float, str]], named: bool = False) -> stat.Panel:
@@ -156,7 +245,8 @@ def fill_table(panel: table.Panel, columns: Sequence[Column]) -> table.Panel:
     panel = panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))
     panel = panel.with_transformation(DataTransformerConfig(id_val="organize", options=organize))
     for column in columns:
-        panel = panel.override_by_name(column.header, _column_overrides(column))
+        overrides = _column_overrides(column)
+        panel = panel.override_by_name(column.header, overrides) if overrides else panel
     return panel
 
 

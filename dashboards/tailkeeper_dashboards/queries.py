@@ -1,25 +1,31 @@
 """PromQL that more than one panel or board needs, with the boards' variables in it. Pure text.
 
-The variables are ``$model`` and ``$backend``, both with several values and with ``.*`` for all, so that series whose
-model nobody knows stay on the board.
+The variables are ``$cluster``, ``$model`` and ``$backend``, each with several values and with ``.*`` for all, so that series
+whose model nobody knows, and those of a server that serves one cluster alone, stay on the board.
 """
 
 from __future__ import annotations
 
-from tailkeeper_alerts.promql import at_most, bucket, by, count, eq, not_regex, regex, series
+from tailkeeper_alerts.promql import CLUSTER, at_most, bucket, by, count, eq, not_regex, regex, series
 from tailkeeper_dashboards.style import STATES
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, CANARY, MODEL, OUTCOME, REQUESTS, STATE, TTFT, Metric
 
+IN_CLUSTER = regex(CLUSTER, "$cluster")
 IN_BACKENDS = regex(BACKEND, "$backend")
 IN_MODELS = regex(MODEL, "$model")
-OF_MODEL = (IN_BACKENDS, IN_MODELS)
+OF_BACKEND = (IN_CLUSTER, IN_BACKENDS)
+OF_MODEL = (*OF_BACKEND, IN_MODELS)
+"""Matchers of everything that has these labels."""
+BY_BACKEND = (CLUSTER, BACKEND)
+BY_MODEL = (CLUSTER, BACKEND, MODEL)
+"""What a backend's series are grouped by: two clusters may each have a backend of one name."""
 FAILED = regex(OUTCOME, "error|rejected")
 """What went wrong on our side; a request that its client gave up is neither good nor bad."""
 
 
 def of_backend(metric: Metric, operator: str = "max") -> str:
     """One value a backend of a metric without a model, for the chosen backends and models."""
-    return _serving_model(by(operator, (BACKEND,), series(metric, IN_BACKENDS)))
+    return _serving_model(by(operator, BY_BACKEND, series(metric, *OF_BACKEND)))
 
 
 def _serving_model(expression: str) -> str:
@@ -28,34 +34,35 @@ def _serving_model(expression: str) -> str:
     A backend whose models are not known stays: one that died before it could name a model must not leave the board.
     """
     others, chosen = series(REQUESTS, not_regex(MODEL, "$model")), series(REQUESTS, IN_MODELS)
-    return f"({expression} unless on (backend) ({others} unless on (backend) {chosen}))"
+    each = "on (cluster, backend)"
+    return f"({expression} unless {each} ({others} unless {each} {chosen}))"
 
 
 def in_states(*names: str) -> str:
     """1 for each chosen backend in one of these states, 0 for the others."""
-    return _serving_model(by("max", (BACKEND,), series(BACKEND_STATE, regex(STATE, "|".join(names)), IN_BACKENDS)))
+    return _serving_model(by("max", BY_BACKEND, series(BACKEND_STATE, regex(STATE, "|".join(names)), *OF_BACKEND)))
 
 
 def current_state() -> str:
     """One series a backend, with its state as a label."""
-    return _serving_model(by("max", (BACKEND, STATE), f"{series(BACKEND_STATE, IN_BACKENDS)} == 1"))
+    return _serving_model(by("max", (*BY_BACKEND, STATE), f"{series(BACKEND_STATE, *OF_BACKEND)} == 1"))
 
 
 def state_rank() -> str:
     """The rank of each chosen backend's state; exactly one state is 1, so the sum is the rank of that one."""
-    ranks = " or ".join(f"{series(BACKEND_STATE, eq(STATE, state.name), IN_BACKENDS)} * {state.rank}" for state in STATES)
-    return _serving_model(by("max", (BACKEND,), ranks))
+    ranks = " or ".join(f"{series(BACKEND_STATE, eq(STATE, state.name), *OF_BACKEND)} * {state.rank}" for state in STATES)
+    return _serving_model(by("max", BY_BACKEND, ranks))
 
 
 def within(slo_s: float, window: str, function: str) -> str:
     """Requests surely within ``slo_s`` to the first token: the largest bucket bound at or below it, per backend."""
     inside = f"{function}({bucket(TTFT, *OF_MODEL, at_most(slo_s))}[{window}])"
-    return f"sum({by('max', (BACKEND, MODEL), inside)})"
+    return f"sum({by('max', BY_MODEL, inside)})"
 
 
 def goodput_ratio(slo_s: float, window: str) -> str:
     """Share of requests that got their first token within ``slo_s``, of all answered, failed and rejected ones."""
-    answered = f"sum({by('max', (BACKEND, MODEL), f'increase({count(TTFT, *OF_MODEL)}[{window}])')})"
-    each = (BACKEND, MODEL, OUTCOME, CANARY)
+    answered = f"sum({by('max', BY_MODEL, f'increase({count(TTFT, *OF_MODEL)}[{window}])')})"
+    each = (*BY_MODEL, OUTCOME, CANARY)
     failed = f"sum({by('max', each, f'increase({series(REQUESTS, *OF_MODEL, FAILED)}[{window}])')})"
     return f"{within(slo_s, window, 'increase')} / ({answered} + {failed} > 0)"

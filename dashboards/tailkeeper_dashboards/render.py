@@ -14,9 +14,9 @@ from tailkeeper_dashboards.settings import BoardSettings
 FOLDER = "dashboards/generated"
 
 
-def render(slo_ttft_s: float = 1.2, objective: float = 0.995) -> dict[str, str]:
-    """Every board: path from the project's root → JSON text. The SLO in seconds and as a share of requests."""
-    settings = BoardSettings(slo_ttft_s, objective)
+def render(settings: BoardSettings | None = None) -> dict[str, str]:
+    """Every board: path from the project's root → JSON text."""
+    settings = settings or BoardSettings()
     documents = [_document(build(settings)) for build in BOARDS]
     return {f"{FOLDER}/{document['uid']}.json": _text(document) for document in documents}
 

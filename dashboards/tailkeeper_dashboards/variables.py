@@ -1,32 +1,52 @@
-"""The variables and annotations that boards share. One data source variable, so that a board works in any Grafana."""
+"""The variables and annotations that boards share. Data sources are variables, so that a board works in any Grafana."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
-from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
+from grafana_foundation_sdk.models.dashboard import VariableHide, VariableOption, VariableRefresh, VariableSort
 
-from tailkeeper_alerts.promql import by, eq, series
+from tailkeeper_alerts.promql import CLUSTER, by, eq, series
 from tailkeeper_dashboards.panels import PROMETHEUS
-from tailkeeper_dashboards.queries import IN_BACKENDS
+from tailkeeper_dashboards.queries import IN_BACKENDS, IN_CLUSTER
 from tailkeeper_dashboards.style import BLUE, ORANGE
-from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, MODEL, REQUESTS, Label, Metric
+from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, BACKEND_UP, CANARY, MODEL, REQUESTS, Label, Metric
 from tailkeeper_watchdog.metrics import DECISIONS, KNOB, POLICY, VERDICT
 
-Variable = dashboard.DatasourceVariable | dashboard.QueryVariable
+Variable = dashboard.DatasourceVariable | dashboard.QueryVariable | dashboard.TextBoxVariable
+SOURCES = (("datasource", "Data Source", "prometheus"), ("tempo", "Tempo", "tempo"), ("loki", "Loki", "loki"))
+"""Name, label and type. A board chooses its data sources by these, so that it works in any Grafana."""
+LISTS = (
+    ("cluster", "Cluster", BACKEND_UP, CLUSTER),
+    ("model", "Model", REQUESTS, MODEL),
+    ("backend", "Backend", BACKEND_STATE, BACKEND),
+    ("canary", "Canary", REQUESTS, CANARY),
+)
+"""Name, title, and the series and label whose values are offered."""
 
 
-def shared_variables() -> tuple[Variable, ...]:
-    """Data source, model, backend. Both lists come from series that every backend has from the start."""
-    return (
-        dashboard.DatasourceVariable("datasource").label("Data Source").type("prometheus"),
-        _values(REQUESTS, MODEL, "Model"),
-        _values(BACKEND_STATE, BACKEND, "Backend"),
-    )
+def shared_variables(shown: frozenset[str]) -> tuple[Variable, ...]:
+    """Data sources, cluster, model, backend, canary: the same on each board, so that links carry them from one to the next.
+
+    ``shown`` are those that the board's own queries use; the others are there and hidden, because a choice that changes
+    nothing would be a lie. The lists come from series that every backend has from the start.
+    """
+
+    def hide(name: str) -> VariableHide:
+        return VariableHide.DONT_HIDE if name in shown else VariableHide.HIDE_VARIABLE
+
+    sources = (dashboard.DatasourceVariable(name).label(label).type(kind).hide(hide(name)) for name, label, kind in SOURCES)
+    lists = (_values(metric, label, name, title).hide(hide(name)) for name, title, metric, label in LISTS)
+    return (*sources, *lists)
 
 
-def _values(metric: Metric, label: Label, title: str) -> dashboard.QueryVariable:
+def text_box(name: str, label: str, description: str) -> dashboard.TextBoxVariable:
+    """A field to type or paste into; never a list, since nobody can list request ids."""
+    return dashboard.TextBoxVariable(name).label(label).description(description).default_value("")
+
+
+def _values(metric: Metric, label: Label, name: str, title: str) -> dashboard.QueryVariable:
     everything = VariableOption(selected=True, text="All", value="$__all")
-    variable = dashboard.QueryVariable(label.name).label(title).datasource(PROMETHEUS)
+    variable = dashboard.QueryVariable(name).label(title).datasource(PROMETHEUS)
     variable = variable.query(f"label_values({metric.name}, {label.name})").refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
     variable = variable.sort(VariableSort.ALPHABETICAL_ASC).multi(True).include_all(True)
     return variable.all_value(".*").current(everything)
@@ -34,8 +54,8 @@ def _values(metric: Metric, label: Label, title: str) -> dashboard.QueryVariable
 
 def shared_annotations() -> tuple[dashboard.AnnotationQuery, ...]:
     """Alerts in orange, our own changes in blue."""
-    firing = f'ALERTS{{alertstate="firing",{IN_BACKENDS.text}}}'
-    applied = f"increase({series(DECISIONS, eq(VERDICT, 'applied'))}[$__rate_interval])"
+    firing = f'ALERTS{{alertstate="firing",{IN_CLUSTER.text},{IN_BACKENDS.text}}}'
+    applied = f"increase({series(DECISIONS, eq(VERDICT, 'applied'), IN_CLUSTER)}[$__rate_interval])"
     changed = f"{by('sum', (POLICY, KNOB), applied)} > 0"
     return (_annotation("Alerts", firing, ORANGE), _annotation("Our changes", changed, BLUE))
 

@@ -17,6 +17,7 @@ from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from tailkeeper_dashboards import boards, style
 from tailkeeper_dashboards.render import FOLDER, render
+from tailkeeper_dashboards.settings import NAMES, BoardSettings
 from tailkeeper_exporter.catalog import CATALOG, LATENCY, OUTCOMES, REQUESTS, STATE, TTFT, Kind
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 from tools.board_lint import expected_unit, lint
@@ -48,10 +49,15 @@ def test_the_committed_board_is_what_is_generated(path: str) -> None:
 
 
 def test_the_slo_of_the_caller_reaches_lines_columns_and_texts() -> None:
-    text = render(slo_ttft_s=0.8, objective=0.99)[FLEET]
+    text = render(BoardSettings(slo_ttft_s=0.8, objective=0.99))[FLEET]
     for part in ("vector(0.8)", "SLO 800 ms", "99.0% is promised", "vector(0.01)", "allowed 1.00%", '"value": 0.99'):
         assert part in text
     assert "1.2" not in text
+
+
+def test_every_board_has_the_uid_of_the_contract_and_a_name_in_the_menu() -> None:
+    uids = [json.loads(text)["uid"] for text in render().values()]
+    assert set(uids) <= set(NAMES)
 
 
 def test_every_module_of_the_boards_folder_is_listed() -> None:
@@ -196,6 +202,10 @@ def _panel(board: Json, title: str) -> Json:
     return next(panel for panel in board["panels"] if panel["title"].startswith(title))
 
 
+def _variable(board: Json, name: str) -> Json:
+    return next(variable for variable in board["templating"]["list"] if variable["name"] == name)
+
+
 def _expr(board: Json, title: str, change: Callable[[str], str], index: int = 0) -> None:
     target = _panel(board, title)["targets"][index]
     target["expr"] = change(target["expr"])
@@ -215,7 +225,7 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
         "not in the catalogue",
     ),
     "a label that the metric does not have": (
-        lambda b: _expr(b, "Worst", lambda e: e.replace('{backend=~"$backend"}', '{model=~"$model"}', 1)),
+        lambda b: _expr(b, "Worst", lambda e: e.replace('{cluster=~"$cluster",backend', '{model=~"$model",backend', 1)),
         "has no label 'model'",
     ),
     "a grouping by a label that no metric has": (
@@ -263,9 +273,9 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     ),
     "somebody else's data source": (
         lambda b: _panel(b, "SLA")["datasource"].update(uid="P1809F7CD0C75ACF3"),
-        "datasource: must be ${datasource}",
+        "datasource: must be one of ${datasource}",
     ),
-    "a query without a data source": (lambda b: _panel(b, "SLA")["targets"][0].pop("datasource"), "datasource: must be"),
+    "a query without a data source": (lambda b: _panel(b, "SLA")["targets"][0].pop("datasource"), "query A: datasource: must be"),
     "two panels in one place": (lambda b: _panel(b, "Worst")["gridPos"].update(x=0), "lies over"),
     "a panel beyond the edge": (lambda b: _panel(b, "Watchdog")["gridPos"].update(w=6), "24 columns"),
     "a panel without a link": (lambda b: _panel(b, "SLA").pop("links"), "links: missing"),
@@ -273,13 +283,29 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     "an editable board": (lambda b: b.update(editable=True), "editable"),
     "a data source variable of another name": (lambda b: b["templating"]["list"][0].update(name="DS_PROM"), "data source"),
     "a variable of a label that the metric lacks": (
-        lambda b: b["templating"]["list"][1].update(query="label_values(llm_backend_up, model)"),
+        lambda b: _variable(b, "model").update(query="label_values(llm_backend_up, model)"),
         "label_values",
     ),
-    "a variable that drops what has no model": (lambda b: b["templating"]["list"][1].update(allValue=".+"), "allValue"),
+    "a variable that drops what has no model": (lambda b: _variable(b, "model").update(allValue=".+"), "allValue"),
     "an annotation of a metric that nobody emits": (
         lambda b: b["annotations"]["list"][0].update(expr="tailkeeper_nothing == 1"),
         "not in the catalogue",
+    ),
+    "a link to a board that there is not": (
+        lambda b: b["links"][0].update(url=b["links"][0]["url"].replace("tailkeeper-", "llm-")),
+        "no such board",
+    ),
+    "a link that loses the data source": (
+        lambda b: b["links"][0].update(url=b["links"][0]["url"].replace("${tempo:queryparam}", "")),
+        "loses the variable tempo",
+    ),
+    "a link that loses the time": (
+        lambda b: b["links"][0].update(url=b["links"][0]["url"].replace("${__url_time_range}", "")),
+        "loses the time",
+    ),
+    "a board without a variable that others hand on": (
+        lambda b: b["templating"].update(list=[v for v in b["templating"]["list"] if v["name"] != "canary"]),
+        "each board has",
     ),
     "two panels with one id": (lambda b: b["panels"][1].update(id=1), "id of its own"),
 }

@@ -2,61 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from grafana_foundation_sdk.builders import common, dashboard, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import common, dashboard
 from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DynamicConfigValue
+from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
 from tailkeeper_alerts.promql import by, eq, not_regex, quantile, series
-from tailkeeper_dashboards import backend_table, queries, style, tiles
+from tailkeeper_dashboards import assemble, backend_table, queries, style, tiles
 from tailkeeper_dashboards.panels import (
     About,
+    Builder,
     Place,
     fixed_color,
     framed,
     limit_line,
     lines,
-    link,
     logarithmic,
     state_bands,
     target,
 )
 from tailkeeper_dashboards.settings import FLEET_UID, BoardSettings
 from tailkeeper_dashboards.tiles import this_backend, why
-from tailkeeper_dashboards.variables import shared_annotations, shared_variables
-from tailkeeper_exporter.catalog import BACKEND, OUTCOME, REQUESTS, TTFT
+from tailkeeper_exporter.catalog import OUTCOME, REQUESTS, TTFT
 from tailkeeper_watchdog.metrics import HSCORE
 
 MOST_LINES = 20
 """More lines than this cannot be told apart; the table below the numbers has every backend."""
 
-Panel = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel
-
 
 def board(settings: BoardSettings) -> dashboard.Dashboard:
     """The board as a builder. Every panel links to the console, which says why."""
-    result = (
-        dashboard.Dashboard("Tailkeeper / Fleet SLA")
-        .uid(FLEET_UID)
-        .description("Is the SLA held, for whom, which backend is to blame, and what was done about it.")
-        .tags(["tailkeeper"])
-        .readonly()
-        .time("now-1h", "now")
-        .refresh("10s")
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .link(link("Watchdog console", settings.console_url))
-    )
-    for variable in shared_variables():
-        result = result.with_variable(variable)
-    for annotation in shared_annotations():
-        result = result.annotation(annotation)
-    for panel in PANELS:
-        result = result.with_panel(panel(settings))
-    return result
+    description = "Is the SLA held, for whom, which backend is to blame, and what was done about it."
+    return assemble.board(settings, FLEET_UID, description, PANELS)
 
 
-def _p99(settings: BoardSettings) -> Panel:
+def _p99(settings: BoardSettings) -> Builder:
     slo = f"SLO {style.seconds_text(settings.slo_ttft_s)}"
     about = About(
         f"How long do users wait? P99 TTFT, slowest {MOST_LINES}",
@@ -65,14 +44,14 @@ def _p99(settings: BoardSettings) -> Panel:
         "no traffic",
         Place(0, 12, 12, 10),
     )
-    worst = f"topk({MOST_LINES}, {quantile(0.99, TTFT, (BACKEND,), '$__rate_interval', *queries.OF_MODEL)})"
+    worst = f"topk({MOST_LINES}, {quantile(0.99, TTFT, queries.BY_BACKEND, '$__rate_interval', *queries.OF_MODEL)})"
     panel = logarithmic(lines()).data_links([this_backend("__field.labels.backend")])
     panel = panel.with_target(target(worst, "A", "{{backend}}", exemplar=True))
     panel = limit_line(panel.with_target(target(f"vector({settings.slo_ttft_s:g})", "B", slo)), slo)
     return framed(panel, about, why(settings))
 
 
-def _hscore(settings: BoardSettings) -> Panel:
+def _hscore(settings: BoardSettings) -> Builder:
     about = About(
         f"How healthy is each backend? HScore, lowest {MOST_LINES}",
         "From 0 to 1, 1 is best; below 0.6, 0.4 and 0.2 it is reported more and more often.",
@@ -85,7 +64,7 @@ def _hscore(settings: BoardSettings) -> Panel:
     return framed(panel.with_target(target(worst, legend="{{backend}}")), about, why(settings))
 
 
-def _states(settings: BoardSettings) -> Panel:
+def _states(settings: BoardSettings) -> Builder:
     about = About(
         f"In which state was it, and when? Most worrying {MOST_LINES}",
         "What the exporter says of each backend; grey is unknown, which is not dead.",
@@ -97,7 +76,7 @@ def _states(settings: BoardSettings) -> Panel:
     return framed(state_bands().with_target(target(worst, legend="{{backend}}")), about, why(settings))
 
 
-def _outcomes(settings: BoardSettings) -> Panel:
+def _outcomes(settings: BoardSettings) -> Builder:
     slo = style.seconds_text(settings.slo_ttft_s)
     good = f"first token within {slo} (at least)"
     about = About(
@@ -120,7 +99,7 @@ def _outcomes(settings: BoardSettings) -> Panel:
     return framed(panel.override_by_name(good, plain), about, why(settings))
 
 
-def _errors(settings: BoardSettings) -> Panel:
+def _errors(settings: BoardSettings) -> Builder:
     about = About(
         f"Who fails requests? Share of errors and rejections, highest {MOST_LINES}",
         "Failed and rejected requests as a share of all finished ones; a backend without requests has no line.",
@@ -129,8 +108,8 @@ def _errors(settings: BoardSettings) -> Panel:
         Place(12, 22, 12, 8),
     )
     window = "[$__rate_interval]"
-    failed = by("sum", (BACKEND,), f"rate({series(REQUESTS, *queries.OF_MODEL, queries.FAILED)}{window})")
-    finished = by("sum", (BACKEND,), f"rate({series(REQUESTS, *queries.OF_MODEL)}{window})")
+    failed = by("sum", queries.BY_BACKEND, f"rate({series(REQUESTS, *queries.OF_MODEL, queries.FAILED)}{window})")
+    finished = by("sum", queries.BY_BACKEND, f"rate({series(REQUESTS, *queries.OF_MODEL)}{window})")
     panel = lines().min(0).data_links([this_backend("__field.labels.backend")])
     panel = panel.with_target(target(f"topk({MOST_LINES}, {failed} / ({finished} > 0))", legend="{{backend}}"))
     budget = 1 - settings.objective
@@ -139,7 +118,7 @@ def _errors(settings: BoardSettings) -> Panel:
     return framed(panel, about, why(settings))
 
 
-PANELS: tuple[Callable[[BoardSettings], Panel], ...] = (
+PANELS: tuple[assemble.PanelOf, ...] = (
     tiles.sla,
     tiles.worst,
     tiles.serving,
