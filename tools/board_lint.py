@@ -132,7 +132,7 @@ def _source(asking: Json) -> Iterator[str]:
     """A panel or a query asks the data source that its variable names. One panel may ask several (``-- Mixed --``)."""
     found = asking.get("datasource", {})
     allowed = {**UIDS, "datasource": "-- Mixed --"}
-    if found.get("uid") not in (allowed.get(found.get("type", "")),):
+    if found.get("uid") != allowed.get(found.get("type", ""), ""):
         yield f"datasource: must be one of {', '.join(UIDS.values())}, of its type"
 
 
