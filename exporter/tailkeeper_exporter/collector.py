@@ -30,6 +30,7 @@ from tailkeeper_exporter.page_reader import HealthRead, PageRead, PageReader, re
 from tailkeeper_exporter.probe import Prober, ProbeResult
 from tailkeeper_exporter.probe_answer import Outcome
 from tailkeeper_exporter.probe_plan import ProbeTiming, plan_probe
+from tailkeeper_exporter.readings import present
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.tap.exchange import Exchange
@@ -321,10 +322,22 @@ class BackendCollector:
             self._tap.take(exchange)
 
     def latest(self) -> BackendView:
-        """``view`` with what the tap has counted up to now."""
+        """``view`` with what the tap has counted, and with what follows from the newest sample of the GPUs.
+
+        That may be younger than the page: else memory would be shown full, and its pressure not. How old the page is, which the
+        pressure rests on too, it says as before.
+        """
         if self._tap is not None and self.view.tap is not (numbers := self._tap.numbers()):
             self.view = replace(self.view, tap=numbers)
-        return self.view
+        if not self._backend.gpus:
+            return self.view
+        now, output = self._clock(), (catalog.VRAM_PRESSURE.name, ())
+        memory, said = self._gpu_memory(now), self.view.gauges.get(output)
+        pressure = self._derived.pressure(memory)
+        gauges = self.view.gauges
+        if pressure is not None and said is not None and said.taken_s is not None:
+            gauges = MappingProxyType({**gauges, output: present(pressure, said.taken_s)})
+        return replace(self.view, gauges=gauges, memory_headroom=self._derived.take_headroom(memory, now))
 
     def first_gpu(self) -> str | None:
         """UUID of the first of the backend's GPUs that is there."""

@@ -51,6 +51,7 @@ class Derived:
         self._preallocates = preallocates
         self._ratios = Window(RATIO_WINDOW_S)
         self._rates = Window(RATE_WINDOW_S)
+        self._kv_usage: float | None = None
         self._cpu: tuple[float, float] | None = None
         self.warmth = Warmth()
         self.headroom: Reading[float] | None = None
@@ -70,14 +71,19 @@ class Derived:
         now = mark.at_s
         self._ratios.add(mark)
         self._rates.add(mark)
-        preemptions = self._rates.rate(catalog.PREEMPTIONS)
-        pressure = vram_pressure(memory, self.warmth, self._preallocates, max(usage, default=None), preemptions)
+        self._kv_usage = max(usage, default=None)
+        pressure = self.pressure(memory)
         efficiency = token_efficiency(memory, self._rates.rate(catalog.GENERATED_TOKENS))
         found = {output: present(value, now) for output, value in hit_ratios(self._ratios).items()}
         for metric, value in ((catalog.VRAM_PRESSURE, pressure), (catalog.TOKEN_EFFICIENCY, efficiency)):
             if value is not None and self._rates.ends() is not None:
                 found[(metric.name, ())] = present(value, now)
         return found
+
+    def pressure(self, memory: tuple[GpuMemory, ...]) -> float | None:
+        """Memory pressure by the devices as given and by what the last page said."""
+        preemptions = self._rates.rate(catalog.PREEMPTIONS)
+        return vram_pressure(memory, self.warmth, self._preallocates, self._kv_usage, preemptions)
 
     def saturated(self, now: float) -> Mapping[str, Reading[float]]:
         """Per signal, 1 where P99 of the last minute is only known to be above the last finite bucket."""

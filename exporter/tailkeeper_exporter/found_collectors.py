@@ -57,7 +57,7 @@ class FoundCollectors:
 
     @property
     def views(self) -> Mapping[str, BackendView]:
-        return {name: watched.collector.view for name, watched in self._watched.items()}
+        return {name: watched.collector.latest() for name, watched in self._watched.items()}
 
     def waiting_for(self) -> tuple[str, ...]:
         """Sources whose first listing has not ended, then the backends they found whose first page read has not.

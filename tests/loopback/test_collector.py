@@ -19,6 +19,7 @@ from tailkeeper_exporter.app import Exporter, build
 from tailkeeper_exporter.health import backend_health
 from tailkeeper_exporter.liveness import Why
 from tailkeeper_exporter.page_reader import PageReader
+from tailkeeper_exporter.readings import absent
 from tailkeeper_exporter.series import series_of
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, GpuSettings
 from tailkeeper_exporter.state import State
@@ -373,6 +374,18 @@ async def test_gpu_headroom_is_measured_against_the_warm_baseline_of_an_engine_t
         assert gauge(exporter, catalog.VRAM_PRESSURE) == pytest.approx(0.9)
         file.unlink()
         await until(lambda: check()["status"] == "unknown", 5.0)
+
+
+async def test_pressure_follows_a_full_gpu_before_the_next_page_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.json"
+    gpu_file(file, used=92e9)
+    gpus = GpuSettings(source="file", file=file, interval_s=0.1).model_dump()
+    async with engine(tokens_per_page=10) as fake, watching(backend(fake.url, gpus=["0"]), gpu=gpus) as exporter:
+        await until(lambda: gauge(exporter, catalog.VRAM_PRESSURE) is not None)
+        await until(lambda: (view(exporter).memory_headroom or absent("")).value == 1.0)
+        fake.page = silence  # No page from here on, and the one before is good for three intervals and a time-out.
+        gpu_file(file, used=99.2e9)
+        await until(lambda: gauge(exporter, catalog.VRAM_PRESSURE) == pytest.approx(0.9), 0.45)
 
 
 async def test_gpus_that_cannot_be_told_are_logged_once_and_impossible_values_are_counted(tmp_path: Path) -> None:
