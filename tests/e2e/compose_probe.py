@@ -23,7 +23,7 @@ from typing import Any
 BOARD = Path("dashboards/generated/tailkeeper-fleet.json")
 VICTIM = "sim-b"
 JOBS = {"tailkeeper-exporter", "tailkeeper-watchdog", "prometheus", "alertmanager"}
-VARIABLES = {"$__rate_interval": "30s", "$backend": ".*", "$model": ".*"}
+VARIABLES = {"$__rate_interval": "30s", "$cluster": ".*", "$backend": ".*", "$model": ".*"}
 READY_S, FOUND_S, TOLD_S, DATA_S, BACK_S = 60, 60, 60, 60, 150
 HANG_S = 600
 """Longer than this probe: it ends the fault itself."""
