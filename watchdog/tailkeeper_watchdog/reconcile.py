@@ -323,10 +323,11 @@ class _Run:
         actual = None if state is None else state.values.get(change.knob)
         doubt = "" if state is None else state.doubt_of(change.knob, giving_back=change.kind is not ChangeKind.APPLY)
         if doubt:
-            # Where replicas differ, one of them may have taken it: what was intended stays noted, or nobody would give it back.
-            differs = state is not None and any(d.knob is change.knob for d in state.doubts)
+            # One of several replicas may have taken it, or it may be taken later: what was intended stays noted, or nobody would
+            # give it back.
+            unsettled = state is not None and any(d.knob is change.knob for d in state.doubts)
             unsure = ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, doubt)
-            return unsure, None if differs else actual
+            return unsure, None if unsettled else actual
         # A value that is given back is one that the gateway had: it needs no room for rounding.
         there = written if change.kind is ChangeKind.APPLY else same
         if actual is not None and there(change.knob, actual, change.value):
