@@ -277,7 +277,9 @@ class _Run:
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior
-        if actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value):
+        may_arrive = failure is not None and failure.kind is ErrorKind.TIMEOUT  # then the next tick sees what became of it
+        unchanged = actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value)
+        if unchanged and not may_arrive:
             self._undo_intent(lease, change)
         if failure is not None and failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
             self.no_ramp.add(change.target)
