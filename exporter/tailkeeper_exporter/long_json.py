@@ -12,5 +12,5 @@ T = TypeVar("T")
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], T]) -> T:
-    """``parse(body)``, beside the loop where the body is long. It should read JSON by ``strict_json``, which lets the loop go on."""
+    """``parse(body)``, beside the loop where the body is long: ``strict_json`` lets the loop go on meanwhile."""
     return parse(body) if len(body) <= LONG_BYTES else await asyncio.to_thread(parse, body)
