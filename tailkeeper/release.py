@@ -16,6 +16,7 @@ from tailkeeper.config import Config
 
 if TYPE_CHECKING:
     from tailkeeper_watchdog.ledger import Ledger
+    from tailkeeper_watchdog.reconcile import AskLeader
 
 DEADLINE_S = 10.0
 GIVEN_BACK = ("released", "expired")
@@ -74,13 +75,13 @@ async def _release_directly(config: Config, why_not_asked: str) -> Said:
         return [told], 1
     ledger = Ledger(config.watchdog.state)
     try:
-        return await _give_back(config, ledger)
+        return await _give_back(config, ledger, lock.try_lead)
     finally:
         ledger.close()
         await lock.step_down()
 
 
-async def _give_back(config: Config, ledger: Ledger) -> Said:
+async def _give_back(config: Config, ledger: Ledger, leader: AskLeader) -> Said:
     from tailkeeper_watchdog.actuators import build_actuator
     from tailkeeper_watchdog.decision_log import DecisionLog
     from tailkeeper_watchdog.reconcile import Reconciler
@@ -91,7 +92,7 @@ async def _give_back(config: Config, ledger: Ledger) -> Said:
         leases = ledger.leases()
         before = len(leases)
         ledger.forget_attempts({lease.backend for lease in leases})  # as a running watchdog does: a person has looked
-        done = await reconciler.release(leases, 0, "released by release-all", DEADLINE_S)
+        done = await reconciler.release(leases, 0, "released by release-all", DEADLINE_S, leader)
     finally:
         await reconciler.close()
     lines = [f"{d.backend}: {d.knob} → {d.to_value} {d.verdict}: {d.reason}" for d in done.decisions]

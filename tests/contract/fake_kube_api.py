@@ -195,6 +195,10 @@ class FakeKubeApi:
             self._touch(thing)
         about = body.get("metadata") or {}
         assert isinstance(about, dict)
+        if (uid := about.get("uid")) is not None and uid != thing["metadata"]["uid"]:
+            # What the API server makes of it: a UID is immutable, whatever the form of the patch.
+            said = f'"{name}" is invalid: metadata.uid: Invalid value: "{uid}": field is immutable'
+            raise RefusedError(422, "Invalid", said)
         version = about.get("resourceVersion")
         if version is not None and version != thing["metadata"]["resourceVersion"]:
             message = f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified'

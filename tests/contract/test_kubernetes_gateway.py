@@ -6,6 +6,7 @@ Against a FAKE API server that was written from the documented shapes (``fake_ku
 from __future__ import annotations
 
 import asyncio
+import copy
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -329,6 +330,32 @@ async def test_a_disruption_budget_that_says_no_is_a_refusal_and_the_pod_stays(t
         assert "PodDisruptionBudget" in str(error)
         assert fake.in_endpoints("a")
         assert (await state_of(actuator, "llm/a")).values[Knob.ADMISSION] == SERVE
+
+
+OF_THIS_ONE: dict[str, tuple[str, str, Knob, KnobValue]] = {
+    "a drain": ("llm/a", "pods", Knob.ADMISSION, DRAIN),
+    "a note of a pod": ("llm/a", "pods", Knob.ANNOTATION, "k=v"),
+    "a note of a set": ("llm/statefulset/vllm", "statefulsets", Knob.ANNOTATION, "k=v"),
+}
+
+
+@pytest.mark.parametrize("case", OF_THIS_ONE)
+async def test_who_got_the_name_of_a_pod_or_a_set_meanwhile_is_not_changed(case: str, tmp_path: Path) -> None:
+    """A pod of a StatefulSet has the name of the one before it: it may come between our reading and our writing."""
+    server, plural, knob, value = OF_THIS_ONE[case]
+    async with fake_kube_api(pods=pod("a"), statefulsets=workload("vllm"), nodes=node("node-1")) as fake:
+        change, successors = fake._change, []
+
+        def replaced_first(kind: str, thing: dict[str, Any], sub: str, seen: loopback.Seen) -> dict[str, Any]:
+            thing["metadata"] |= {"uid": "that of its successor"}
+            successors.append(copy.deepcopy(thing))
+            return change(kind, thing, sub, seen)
+
+        fake._change = replaced_first  # type: ignore[method-assign]
+        error = await refused(actuator_of(fake, tmp_path).write(server, {knob: value}, DEADLINE_S))
+        assert error.kind is ErrorKind.REFUSED
+        assert "another one has its name by now" in str(error)
+        assert [fake.thing(plural, server.rpartition("/")[2])] == successors
 
 
 async def test_a_pod_that_got_the_name_meanwhile_is_not_evicted(tmp_path: Path) -> None:

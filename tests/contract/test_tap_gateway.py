@@ -16,7 +16,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_exporter.tap.admission import DRAINED
 from tailkeeper_exporter.tap.knobs import CACHE_LOCAL, Degrade, Knobs
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
-from tailkeeper_watchdog.actuators.tap import PATH, TapActuator, backends_of
+from tailkeeper_watchdog.actuators.tap import EACH_ASKED, PATH, TapActuator, rows_of
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Outcome, Target
@@ -175,7 +175,47 @@ async def test_what_is_no_list_of_taps_is_an_answer_that_cannot_be_read(body: by
 
 
 def test_a_name_that_is_no_text_is_nobodys() -> None:
-    assert backends_of(b'[{"backend": "a"}, {"backend": 7}, {"backend": null}]') == {"a"}
+    assert set(rows_of(b'[{"backend": "a"}, {"backend": 7}, {"backend": null}]')) == {"a"}
+
+
+async def test_a_thousand_taps_of_an_exporter_are_read_in_one_call() -> None:
+    names = tuple(f"b{number}" for number in range(1_000))
+    async with exporters(names) as only:
+        assert await only.admissions(*names, "nobody") == dict.fromkeys(names, SERVE)
+        await only.actuator.write("b7", {Knob.ADMISSION: DRAIN}, DEADLINE_S)
+        assert await only.admissions(*names) == {**dict.fromkeys(names, SERVE), "b7": DRAIN}
+        assert only.asked_for_lists() == 2
+        assert len(only.seen[0].paths) == 4, "two lists, and the two calls of the write"
+
+        only.taps[0].silent_s = 60.0
+        with pytest.raises(ActuatorError, match="not reported for"):
+            await only.admissions(*names)
+
+
+@pytest.mark.parametrize("many", [1, EACH_ASKED, EACH_ASKED + 1])
+async def test_a_list_tells_the_same_as_each_tap_does(many: int) -> None:
+    names = tuple(f"b{number}" for number in range(many))
+    async with exporters(names, ()) as two:
+        await two.actuator.write("b0", {Knob.CONCURRENCY_LIMIT: 8.0, Knob.CACHE_MODE: CACHE_LOCAL}, DEADLINE_S)
+        state = (await two.actuator.read(names, DEADLINE_S))["b0"]
+        expected = {
+            Knob.ADMISSION: SERVE, Knob.CONCURRENCY_LIMIT: 8.0, Knob.CACHE_MODE: CACHE_LOCAL, Knob.DEGRADE_LEVEL: 0.0,
+        }  # fmt: skip
+        assert (dict(state.values), state.in_service, state.doubt) == (expected, True, "")
+
+
+async def test_a_thousand_taps_of_an_exporter_that_hangs_cost_one_deadline() -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    actuator = TapActuator("t", (f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",), Auth())
+    async with server:
+        with pytest.raises(ActuatorError) as caught:
+            await actuator.read(tuple(f"b{number}" for number in range(1_000)), 0.3)
+        await actuator.close()
+    assert caught.value.kind is ErrorKind.TIMEOUT
 
 
 async def test_the_taps_own_refusal_and_silence_are_told_with_their_words() -> None:

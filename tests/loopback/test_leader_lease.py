@@ -112,7 +112,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_can_begin(tmp_pat
         for _ in range(LEASE_S + 1):
             leading.append((await pair.a.try_lead() is None, await pair.b.try_lead() is None))
             pair.clock.now += 1.0
-        assert leading == [(True, False)] * 10 + [(False, False)] * 6
+        assert leading == [(True, False)] * 9 + [(False, False)] * 7
         assert "could not be renewed for 16 s" not in str(await pair.a.try_lead())
         fake.down = False
         assert await pair.b.try_lead() is None

@@ -365,3 +365,18 @@ async def test_a_weight_that_a_policy_wants_is_come_to_by_the_ramp_and_never_jum
     assert seen[steps[-1]] - seen[steps[0]] == (6.0 if len(steps) > 1 else 0.0)
     (lease,) = [lease for lease in world.ledger.leases() if lease.backend == "b"]
     assert (lease.policy, lease.prior) == ("context_length_routing", 1.0)
+
+
+@pytest.mark.parametrize("usage", [0.4, 0.85])
+async def test_a_weight_that_a_guard_refuses_holds_up_nobodys_return(db: Path, usage: float) -> None:
+    policies = {"context_length_routing": PolicySetting(Mode.ENFORCE, ContextLengthRoutingParams())}
+    world = World(db, policies=policies)
+    await world.run(5)
+    world.sick["b"].state = State.HUNG
+    await world.run(5)
+    world.switches.pause("by hand")
+    world.sick["b"].state = State.SERVING
+    for name, sick in world.sick.items():
+        sick.extra[catalog.KV_USAGE.name] = usage if name == "b" else 0.0
+    assert await watch_return(world, 30) == [0.0, 0.25, 0.5, 1.0]
+    assert world.ledger.leases() == ()

@@ -64,6 +64,24 @@ async def test_who_leads_no_more_drains_nobody_and_gives_nothing_back(world: Wor
     assert [lease.backend for lease in world.ledger.leases()] == ["b"], "the next leader finds it in the ledger"
 
 
+async def test_a_release_that_takes_long_ends_where_another_one_leads_and_says_what_it_left(
+    world: World, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailkeeper_watchdog.loop.ACT_DEADLINE_S", 0.0)  # any call lasts longer than no time at all
+    world.sick["b"].itl_s = 0.2
+    await world.run(20)
+    world.sick["c"].state = State.HUNG
+    await world.run(1)
+    leases = {(lease.backend, lease.knob.value) for lease in world.ledger.leases()}
+    assert len(leases) == 2
+    told.lost_after = told.asked + 1
+    done = await world.loop.release("by hand")
+
+    assert [decision.verdict.value for decision in done.decisions] == ["released"]
+    assert [why for _, why in done.kept] == [OTHER]
+    assert len(world.ledger.leases()) == 1
+
+
 async def test_it_goes_on_when_it_leads_again(world: World, told: Told) -> None:
     told.leader = OTHER
     world.sick["b"].state = State.HUNG

@@ -13,6 +13,7 @@ from tailkeeper.cli import app
 from tailkeeper.config import Config, parse
 from tailkeeper_demo.faults import FaultKind
 from tailkeeper_demo.mix import Mix
+from tailkeeper_watchdog.actuators import ACTUATORS
 from tailkeeper_watchdog.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,14 @@ def test_every_make_target_in_the_readme_is_in_the_makefile() -> None:
 def test_every_policy_has_its_page() -> None:
     text = (ROOT / "docs" / "policies.md").read_text()
     assert all(f"## {policy.name}" in text for policy in POLICIES)
+
+
+def test_every_kind_of_gateway_has_its_section_with_an_example() -> None:
+    sections = (ROOT / "docs" / "gateways.md").read_text().split("\n## ")
+    for kind in ACTUATORS:
+        (section,) = [section for section in sections if section.startswith(f"{kind}\n")]
+        kinds = {gateway["kind"] for block in blocks(section) for gateway in yaml.safe_load(block).get("gateways", ())}
+        assert kind in kinds
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"], ["demo", "--help"]])

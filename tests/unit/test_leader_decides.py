@@ -78,7 +78,7 @@ BAD_SETTINGS: list[dict[str, object]] = [
     {},
     {"namespace": "LLM"},
     {"namespace": "llm", "name": "../x"},
-    {"namespace": "llm", "lease_s": 4},
+    {"namespace": "llm", "lease_s": 9},
     {"namespace": "llm", "kubeconfig": "/k", "in_cluster": True},
 ]
 

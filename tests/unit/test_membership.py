@@ -36,7 +36,9 @@ class MemoryRouter:
     dies_at: int = -1
     dies_after: bool = False
     slow: bool = False
-    """A removal is accepted, and done at the next ``settle``."""
+    """A removal is accepted, and done when a test does it."""
+    fails: ErrorKind | None = None
+    """What a removal ends with."""
     jobs: dict[str, str] = field(default_factory=dict)
     calls: int = 0
 
@@ -53,6 +55,8 @@ class MemoryRouter:
 
     async def remove(self, worker: Worker) -> None:
         self._step(False)
+        if self.fails is not None:
+            raise CallError(self.fails, "told to fail")
         if not self.slow:
             del self.there[worker.url]
         self._step(True)
@@ -147,7 +151,24 @@ async def test_a_removal_that_is_still_to_come_is_in_doubt_and_is_ours_when_it_c
     assert await scene.admission() == DRAIN
 
 
-@pytest.mark.parametrize("later_s", [SETTLED_S, 3_600.0, -3_600.0])
+@pytest.mark.parametrize("kind", ErrorKind)
+async def test_a_removal_that_was_never_begun_leaves_no_note_and_one_that_may_have_does(scene: Scene, kind: ErrorKind) -> None:
+    scene.router.fails = kind
+    with pytest.raises(ActuatorError):
+        await scene.write(DRAIN)
+    assert (A in scene.notes()) == (kind in (ErrorKind.TIMEOUT, ErrorKind.PROTOCOL))
+
+
+async def test_a_removal_that_may_come_stays_noted_although_the_next_one_is_refused(scene: Scene) -> None:
+    for kind in (ErrorKind.TIMEOUT, ErrorKind.REFUSED):
+        scene.router.fails = kind
+        with pytest.raises(ActuatorError):
+            await scene.write(DRAIN)
+    del scene.router.there[A]
+    assert await scene.admission() == DRAIN
+
+
+@pytest.mark.parametrize("later_s", [SETTLED_S, -3_600.0])
 async def test_a_removal_that_never_came_is_forgotten_so_that_nobody_elses_is_taken_for_ours(
     scene: Scene, later_s: float
 ) -> None:

@@ -77,10 +77,11 @@ class Batches:
         self.gaps, self.arrived, self.now = gaps, 0.0, 1_000.0
         self.knob: dict[tuple[str, Knob], KnobValue] = {("a", Knob.BATCH_WINDOW_S): 0.1}
 
-    def tick(self, seconds: float, requests: int = 60, **recent: Any) -> KnobValue | None:
+    def tick(self, seconds: float, requests: int = 60, told: bool = True, **recent: Any) -> KnobValue | None:
+        """``told``: whether there are request records, as an exporter without a tap has none."""
         self.now += seconds
         records = []
-        for number in range(requests):
+        for number in range(requests if told else 0):
             self.arrived += self.gaps[number % len(self.gaps)]
             records.append(RequestRecord("a", "ok", 0.1, 0.02, 1.0, start_unix_s=self.arrived))
         got = self.run.tick(self._situation(tuple(records), window(10.0, ok=float(requests), **recent)))
@@ -123,6 +124,16 @@ def test_a_tail_over_its_target_beats_the_entropy_and_has_a_higher_floor() -> No
     batches.tick(5)
     values = [batches.tick(0.5, ttft={0.5: 100}) for _ in range(4)]
     assert values == [pytest.approx(0.12 * 0.9**5, abs=1e-4), pytest.approx(0.05), pytest.approx(0.05), pytest.approx(0.05)]
+
+
+def test_without_request_records_a_window_grows_back_once_the_tail_is_well_and_is_given_back() -> None:
+    batches = Batches(SMOOTH)
+    shrunk = [batches.tick(0.5, told=False, ttft={0.5: 100}) for _ in range(3)]
+    assert shrunk[-1] == pytest.approx(0.05)
+    assert batches.tick(5, told=False) == pytest.approx(0.05), "of a tail that is not told nobody knows that it is well"
+    values = [batches.tick(2.5, told=False, ttft={0.02: 100}) for _ in range(10)]
+    assert values[:7] == [pytest.approx(v, abs=1e-4) for v in (0.06, 0.06, 0.072, 0.072, 0.0864, 0.0864, 0.1)]
+    assert values[8:] == [None, None]
 
 
 def test_where_no_first_token_is_told_the_whole_answer_counts() -> None:

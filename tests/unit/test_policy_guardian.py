@@ -107,6 +107,28 @@ def test_silence_gives_nothing_back_and_sheds_nothing() -> None:
     assert pool.tick(10, None) == SHED  # heard, and nothing said about latency: no good period
 
 
+QUIET = window(10.0, ok=5, ttft={0.2: 5}, generated_tokens=100.0)
+WAITING: list[tuple[dict[str, float], dict[str, float], bool]] = [
+    ({"running": 0.0, "waiting": 0.0}, {"running": 0.0, "waiting": 0.0}, True),
+    ({"running": 2.0, "waiting": 0.0}, {"running": 2.0, "waiting": 0.0}, True),
+    ({"running": 2.0, "waiting": 9.0}, {"running": 2.0, "waiting": 0.0}, False),
+    ({"running": 0.0}, {"running": 0.0}, False),
+    ({"running": 2.0}, {"running": 2.0, "waiting": 0.0}, False),
+    ({}, {"running": 2.0, "waiting": 0.0}, True),  # one that tells nothing of its requests is judged by the others
+]
+
+
+@pytest.mark.parametrize(("a", "b", "given_back"), WAITING)
+def test_a_quiet_pool_gives_back_only_where_it_is_known_that_nobody_waits(
+    a: dict[str, float], b: dict[str, float], given_back: bool
+) -> None:
+    run = Run(slo_guardian.POLICY, SloGuardianParams())
+    for at, recent in enumerate([SLOW] + [QUIET] * 5):
+        told = seen("a", **a), seen("b", **b)
+        wants = run.tick(situation(*told, now=1_000.0 + 10 * at, recent=dict.fromkeys("ab", recent)))
+    assert wants == ({} if given_back else SHED)
+
+
 def test_load_far_above_the_usual_scales_after_a_while_and_at_most_doubles() -> None:
     pool = Pool()
     pool.usual()

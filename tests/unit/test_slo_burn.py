@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailkeeper_watchdog.detectors import Symptom, slo_burn
-from tailkeeper_watchdog.model import Severity, Slo
+from tailkeeper_watchdog.model import Knob, Severity, Slo
 from tests.unit.watched_fleet import WatchedFleet, record
 
 MINUTE_S = 60.0
@@ -210,3 +210,52 @@ def test_a_surge_that_goes_on_becomes_the_page_of_the_fast_burn() -> None:
     minutes(watched, 60, good=60)
     assert rules(minutes(watched, 1, good=30, errors=30)) == {"": "surge"}
     assert rules(minutes(watched, 9, good=30, errors=30)) == {"": "fast"}
+
+
+@pytest.mark.parametrize("sick_looks", range(1, 14))
+def test_nothing_is_told_for_the_first_time_of_a_backend_that_has_healed(sick_looks: int) -> None:
+    watched = fleet()
+    minutes(watched, 30, good=6)
+    told: list[dict[str, str]] = []
+    for look in range(sick_looks + 40):
+        late = 10 if look < sick_looks else 0
+        watched.did(ttft_s=[5.0] * late + [0.1] * (10 - late))
+        told.append(rules(watched.look(10.0)))
+    first = next((look for look, of_look in enumerate(told) if of_look), None)
+    assert first is None or first < sick_looks, "what is not told while it is slow is not told afterwards"
+
+
+@pytest.mark.parametrize("knob", [Knob.DEGRADE_LEVEL, Knob.CONCURRENCY_LIMIT, Knob.ADMISSION, None])
+def test_what_we_have_refused_is_no_failure_and_what_is_refused_for_want_of_room_is(knob: Knob | None) -> None:
+    watched = fleet()
+    minutes(watched, 30, good=60)
+    watched.ordered = {("a", knob)} if knob else set()
+    told: set[str] = set()
+    for _ in range(60):
+        watched.did(ttft_s=[0.1] * 5, rejected=5)
+        watched.told(record(None, outcome="rejected"))
+        told |= set(rules(watched.look(10.0)).values())
+    assert told == (set() if knob else {"surge", "fast"})
+
+
+def test_what_fails_while_we_have_others_refused_still_counts() -> None:
+    watched = fleet()
+    minutes(watched, 30, good=60)
+    watched.ordered = {("a", Knob.DEGRADE_LEVEL)}
+    told: set[str] = set()
+    for _ in range(30):
+        watched.did(ttft_s=[0.1] * 5, rejected=50, errors=5)
+        told |= set(rules(watched.look(10.0)).values())
+    assert told == {"surge", "fast"}
+
+
+def test_what_was_refused_before_the_order_ended_is_no_failure_afterwards() -> None:
+    watched = fleet()
+    minutes(watched, 30, good=60)
+    watched.ordered = {("a", Knob.DEGRADE_LEVEL)}
+    for tick in range(60):
+        watched.did(ttft_s=[0.1] * 2, rejected=4 if tick < 33 else 0)
+        if tick == 32:
+            watched.ordered = set()
+        watched.told(record(None, outcome="rejected"))
+        assert watched.look(1.0) == ()

@@ -6,7 +6,7 @@ Counters and buckets rise as an exporter's would; request records are told only 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -15,7 +15,7 @@ from tailkeeper_exporter.readings import Histogram, Reading, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, Rules, score_fleet
 from tailkeeper_watchdog.detectors import Detector, Symptom
-from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, RequestRecord, Situation, Slo, Target
+from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Knob, RequestRecord, Situation, Slo, Target
 from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 BOUNDS = tuple(sorted((*catalog.LATENCY_BUCKETS, inf)))
@@ -28,6 +28,7 @@ class Seen:
 
     ok: float = 0.0
     errors: float = 0.0
+    rejected: float | None = None
     tokens: float = 0.0
     counts: list[float] = field(default_factory=lambda: [0.0] * len(BOUNDS))
     sum_s: float = 0.0
@@ -46,10 +47,12 @@ class WatchedFleet:
         self.memory = Memory()
         self.state: Any = detector.new_memory()
         self.rules = Rules(slo or Slo(), {"latency": 0.35, "error_rate": 0.4, "cpu_usage": 0.15, "uptime": 0.1}, {}, 15.0)
+        self.ordered: set[tuple[str, Knob]] = set()
+        """What changes of ours are in force."""
         self._records: list[RequestRecord] = []
 
-    def did(self, name: str = "a", ttft_s: Iterable[float] = (), errors: int = 0, tokens: int = 100) -> None:
-        """Finished requests with these first tokens, and failed ones."""
+    def did(self, name: str = "a", ttft_s: Iterable[float] = (), errors: int = 0, tokens: int = 100, rejected: int = 0) -> None:
+        """Finished requests with these first tokens, failed ones, and refused ones."""
         seen = self.seen[name]
         for value in ttft_s:
             seen.ok += 1
@@ -58,6 +61,8 @@ class WatchedFleet:
             for index, bound in enumerate(BOUNDS):
                 seen.counts[index] += value <= bound
         seen.errors += errors
+        if rejected or seen.rejected is not None:
+            seen.rejected = (seen.rejected or 0.0) + rejected
 
     def told(self, *records: RequestRecord) -> None:
         self._records.extend(records)
@@ -75,7 +80,8 @@ class WatchedFleet:
         snapshot = FleetSnapshot(1, self.now, WALL_S + self.now, backends, observations)
         self.memory, situation = score_fleet(snapshot, tuple(self._records), self.memory, self.rules)
         self._records = []
-        return situation
+        targets = {backend.name: backend.targets[0] for backend in backends}
+        return replace(situation, prior={(targets[name], knob): 0.0 for name, knob in self.ordered})
 
     def forget(self, name: str) -> None:
         del self.seen[name]
@@ -91,6 +97,8 @@ class WatchedFleet:
             catalog.RUNNING.name: 3.0,
             catalog.WAITING.name: 0.0,
         }
+        if seen.rejected is not None:
+            values[OUTCOME_SLOT["rejected"]] = seen.rejected
         readings: dict[str, Reading[float]] = {key: present(value, self.now) for key, value in values.items()}
         histograms = {catalog.TTFT.name: Histogram(BOUNDS, tuple(seen.counts), seen.sum_s)}
         return BackendObservation(name, seen.state, 0.0, None, readings, histograms, models=seen.models)

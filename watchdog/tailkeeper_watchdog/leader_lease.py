@@ -5,7 +5,9 @@ What counts is how long its record has not changed, by the monotonic clock of th
 the last renewal that succeeded was sent. So a leader that cannot renew stops before anybody else can begin. Every write carries
 the version that was read, so of two that reach for the lease one gets it.
 
-A leader that reaches nobody keeps leading for ``RENEW_SHARE`` of its lease. The rest of it is for the tick that is under way.
+A leader that reaches nobody keeps leading for ``leads_for_s``. The rest of its lease is for what is under way by then. That
+bounds a process that runs: one that is halted between its last consent and a change, for longer than what the lease leaves over,
+may still make that one change, for no gateway asks who leads.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.actuators.kube_api import LEASES, Ask, ConflictError, KubeApi, KubeConnection
 from tailkeeper_watchdog.actuators.kube_objects import part
-from tailkeeper_watchdog.settings import LeaderSettings
+from tailkeeper_watchdog.settings import ACTING_S, LeaderSettings
 
 RENEW_SHARE = 2 / 3
-"""Of the lease, after which a leader that could not renew stops acting: as Kubernetes' own controllers do (10 s of 15 s)."""
+"""Of the lease, after which a leader that could not renew stops acting, at the latest: as Kubernetes' own controllers do."""
+CLOCK_DRIFT = 0.02
+"""By how much two monotonic clocks may differ in speed: forty times what the kernel lets a clock be slewed by (0.05 %)."""
 REFRESH_SHARE = 1 / 3
 """Of the lease, after which a leader renews it, so that two renewals may fail."""
 CALL_SHARE = 1 / 6
@@ -75,6 +79,11 @@ class Decision:
 
     take: bool
     wait: str = ""
+
+
+def leads_for_s(lease_s: float) -> float:
+    """How long after its last renewal a leader may begin to act: what it does then is over before anybody else may begin."""
+    return min(RENEW_SHARE * lease_s, (1.0 - CLOCK_DRIFT) * lease_s - ACTING_S)
 
 
 def watched(before: Watched | None, record: LeaseRecord, now: float) -> Watched:
@@ -154,7 +163,7 @@ class KubernetesLeadership:
         """We still lead while our lease is young enough that nobody can have taken it."""
         if self._renewed_at is not None:
             age_s = self._clock() - self._renewed_at
-            if age_s < RENEW_SHARE * self._settings.lease_s:
+            if age_s < leads_for_s(self._settings.lease_s):
                 return None
             self._renewed_at = None
             return f"standing by: our lease {self._where} could not be renewed for {age_s:.0f} s: {why}"

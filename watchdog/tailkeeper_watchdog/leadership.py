@@ -24,9 +24,8 @@ class Leadership(Protocol):
     """Decides which of several watchdogs acts.
 
     ``try_lead`` is asked before each tick, again before a tick's changes are made, and four times a second while another one
-    leads: who asks a server for it keeps a pace of its own. The changes of a tick that began while leading may take six seconds
-    more (``ACT_DEADLINE_S`` to begin the last one, to write it and to read it back), so a leadership that runs out by itself
-    must last longer than that beyond the last consent.
+    leads: who asks a server for it keeps a pace of its own. What is done with a consent may take ``settings.ACTING_S`` more, so a
+    leadership that runs out by itself must last longer than that beyond the last consent.
     """
 
     async def try_lead(self) -> str | None:

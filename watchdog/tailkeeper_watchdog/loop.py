@@ -39,6 +39,7 @@ from tailkeeper_watchdog.model import (
     Lease,
     Mode,
     Outcome,
+    Refusal,
     Severity,
     Situation,
     TickRecord,
@@ -48,7 +49,7 @@ from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, pla
 from tailkeeper_watchdog.quarantine import quarantined
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
 from tailkeeper_watchdog.resolve import strictest
-from tailkeeper_watchdog.settings import GuardsSettings
+from tailkeeper_watchdog.settings import ACTING_S, GuardsSettings
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.tick import TickInputs
 from tailkeeper_watchdog.weighing import Weighing
@@ -56,8 +57,8 @@ from tailkeeper_watchdog.weighing import Weighing
 log = structlog.get_logger("tailkeeper.watchdog")
 
 COLLECT_DEADLINE_S = 2.0
-ACT_DEADLINE_S = 2.0
-"""For one call at one gateway. A gateway that needs longer is not one to switch traffic with."""
+ACT_DEADLINE_S = ACTING_S / 3
+"""2 s, for one call at one gateway. A gateway that needs longer is not one to switch traffic with."""
 LEAD_DEADLINE_S = 3.0
 """For saying who leads. Until it is said, nobody acts."""
 
@@ -348,6 +349,7 @@ class Loop:
             blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
             leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
             servers=self.report.servers,
+            cooling=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if v.refusal is Refusal.COOLDOWN),
             attempts=inputs.attempts,
             held=held,
             kept_out=kept_out,
@@ -468,4 +470,4 @@ class Loop:
             names = {lease.backend for lease in leases} | ({backend} if backend else set())
             self._released_at.update(dict.fromkeys(names & self.fleet.names, self.parts.monotonic()))
             self.parts.ledger.forget_attempts(names)
-            return await self.parts.reconciler.release(leases, self._tick, why, ACT_DEADLINE_S)
+            return await self.parts.reconciler.release(leases, self._tick, why, ACT_DEADLINE_S, self._ask_who_leads)

@@ -95,6 +95,8 @@ class PlanInput:
     attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     held: frozenset[str] = frozenset()
     """Backends on which an operator's hold lies: nothing is done to them, and their leases do not run out."""
+    cooling: frozenset[tuple[str, Knob]] = frozenset()
+    """Those of ``blocked`` whose refusal ends by itself, and soon: with the cooldown."""
     kept_out: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     """Backends in quarantine, with how often they were taken out."""
 
@@ -177,6 +179,8 @@ def _remember(given: PlanInput, memory: ReturnMemory) -> ReturnMemory:
     now = given.snapshot.now
     wanted = {(wish.backend, wish.knob) for wish in given.wishes} | given.blocked
     returning = _returning(given.leases)
+    # A weight that a guard refuses for good is not to come, so whoever is let in already need not stay below it.
+    wanted -= {(backend, Knob.WEIGHT) for backend in returning} & (given.blocked - given.cooling)
     good_since, ramp_since = {}, {}
     for key in {(lease.backend, lease.knob) for lease in given.leases}:
         backend, knob = key

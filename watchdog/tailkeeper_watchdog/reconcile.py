@@ -8,9 +8,8 @@ deadline: they wait for the next tick.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -23,6 +22,14 @@ MAX_CHANGES_PER_TICK = 64
 """At most this many calls a tick; the rest waits for the next one, worst backends first."""
 CALLS = frozenset({ChangeKind.APPLY, ChangeKind.RELEASE, ChangeKind.EXPIRE})
 """What is done at a gateway. The other kinds are only written down, and take nobody's turn."""
+
+AskLeader = Callable[[], Awaitable[str | None]]
+"""None where we lead, else who does: ``Leadership.try_lead``."""
+
+
+async def alone() -> str | None:
+    """An ``AskLeader`` where nobody else can be there."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,35 +153,41 @@ class Reconciler:
         return GatewayReport(servers, errors, frozenset(gone))
 
     async def execute(
-        self, changes: tuple[Change, ...], tick: int, deadline_s: float, limit: int | None = MAX_CHANGES_PER_TICK
+        self, changes: tuple[Change, ...], tick: int, deadline_s: float, leader: AskLeader | None = None
     ) -> Executed:
         """Carry out the plan. Never raises ActuatorError; LedgerError stops everything before it is done.
 
-        Without a ``limit`` everything is done, however long it takes.
+        With ``leader`` everything is done, however long it takes, as long as it says, asked again and again, that we lead.
         """
-        run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s)
+        run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s, leader)
         by_gateway: dict[str, list[Change]] = {}
-        late = {id(c) for c in [c for c in changes if c.kind in CALLS][limit:]} if limit is not None else set()
+        late = {id(c) for c in [c for c in changes if c.kind in CALLS][MAX_CHANGES_PER_TICK:]} if leader is None else set()
         for change in changes:
             if id(change) not in late:
                 by_gateway.setdefault(change.target.gateway, []).append(change)
-        begin_within_s = deadline_s if limit is not None else inf
         async with asyncio.TaskGroup() as group:
             for batch in by_gateway.values():
-                group.create_task(run.batch(batch, begin_within_s))
+                group.create_task(run.batch(batch))
         return Executed(
             tuple(run.decisions),
             frozenset(run.changed),
             frozenset(run.failed),
             frozenset(run.contended),
             frozenset(run.no_ramp),
+            tuple(run.kept),
         )
 
-    async def release(self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float) -> Executed:
-        """Give back everything in ``leases`` that is still as we left it, and nothing else; say of the rest why it is kept."""
+    async def release(
+        self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float, leader: AskLeader = alone
+    ) -> Executed:
+        """Give back everything in ``leases`` that is still as we left it, and nothing else; say of the rest why it is kept.
+
+        ``leader`` has just said that we lead; it is asked again before what is begun later.
+        """
         report = await self.read(as_backends(leases), deadline_s)
         changes, kept = give_back(leases, report.reach, why, self._wall())
-        return replace(await self.execute(changes, tick, deadline_s, limit=None), kept=kept)
+        executed = await self.execute(changes, tick, deadline_s, leader)
+        return replace(executed, kept=(*kept, *executed.kept))
 
     async def close(self) -> None:
         for actuator in self._actuators.values():
@@ -213,23 +226,29 @@ class _Run:
         wall: Callable[[], float],
         tick: int,
         deadline_s: float,
+        leader: AskLeader | None,
     ) -> None:
         self._actuators, self._ledger, self._log, self._lease_s, self._wall = actuators, ledger, log, lease_s, wall
-        self._tick, self._deadline_s = tick, deadline_s
+        self._tick, self._deadline_s, self._leader = tick, deadline_s, leader
         self.failed: set[tuple[Target, Knob]] = set()
         self.decisions: list[Decision] = []
         self.changed: set[tuple[str, Knob]] = set()
         self.contended: set[tuple[str, Knob]] = set()
         self.no_ramp: set[Target] = set()
+        self.kept: list[Kept] = []
 
-    async def batch(self, changes: list[Change], begin_within_s: float) -> None:
+    async def batch(self, changes: list[Change]) -> None:
+        """The changes at one gateway. One is always begun; what is begun late needs a leader that says so."""
         clock = asyncio.get_running_loop().time
-        begin_until = clock() + begin_within_s
+        # Where a leader can be asked its consent is from before the gateways were read, so it is asked soon.
+        begin_until = clock() + (self._deadline_s if self._leader is None else 0.0)
         begun = False
         for change in changes:
             if change.kind in CALLS:
                 if begun and clock() >= begin_until:
-                    continue
+                    if not await self._may_go_on(change):
+                        continue
+                    begin_until = clock() + self._deadline_s
                 begun = True
             try:
                 await self._one(change)
@@ -237,6 +256,15 @@ class _Run:
                 raise  # what cannot be written down is not done, here or at any other gateway
             except Exception as error:  # the gateway boundary; the intent stays, for the effect is unknown
                 self._decide(change, Outcome.FAILED, f"{change.reason}; {type(error).__name__}: {error}")
+
+    async def _may_go_on(self, change: Change) -> bool:
+        """False where ``change`` waits for the next tick, or is for whoever leads now."""
+        if self._leader is None:
+            return False
+        why_not = await self._leader()
+        if why_not is not None and change.lease is not None:
+            self.kept.append((change.lease, why_not))
+        return why_not is None
 
     async def _one(self, change: Change) -> None:
         now = self._wall()
@@ -277,7 +305,9 @@ class _Run:
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior
-        if actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value):
+        may_arrive = failure is not None and failure.kind is ErrorKind.TIMEOUT  # then the next tick sees what became of it
+        unchanged = actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value)
+        if unchanged and not may_arrive:
             self._undo_intent(lease, change)
         if failure is not None and failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
             self.no_ramp.add(change.target)
@@ -323,10 +353,11 @@ class _Run:
         actual = None if state is None else state.values.get(change.knob)
         doubt = "" if state is None else state.doubt_of(change.knob, giving_back=change.kind is not ChangeKind.APPLY)
         if doubt:
-            # Where replicas differ, one of them may have taken it: what was intended stays noted, or nobody would give it back.
-            differs = state is not None and any(d.knob is change.knob for d in state.doubts)
+            # One of several replicas may have taken it, or it may be taken later: what was intended stays noted, or nobody would
+            # give it back.
+            unsettled = state is not None and any(d.knob is change.knob for d in state.doubts)
             unsure = ActuatorError(ErrorKind.PROTOCOL, target.gateway, target.server, doubt)
-            return unsure, None if differs else actual
+            return unsure, None if unsettled else actual
         # A value that is given back is one that the gateway had: it needs no room for rounding.
         there = written if change.kind is ChangeKind.APPLY else same
         if actual is not None and there(change.knob, actual, change.value):

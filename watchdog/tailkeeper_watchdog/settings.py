@@ -149,15 +149,20 @@ class RecordsSettings(Settings):
     """Of both files together. A backend takes some 200 bytes a tick: 20 of them at a tick of 5 s fill this in a day."""
 
 
+ACTING_S = 6.0
+"""How long after a leader's consent the last change may be under way: two seconds each to begin, to write and to read it back."""
+
+
 class LeaderSettings(Settings):
     """Which of several watchdogs acts, by a Lease of Kubernetes."""
 
     namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] = "tailkeeper"
-    lease_s: Annotated[int, Field(ge=5, le=3_600)] = 15
+    lease_s: Annotated[int, Field(ge=10, le=3_600)] = 15
     """How long the others wait for a leader that is silent; seconds. The default is that of Kubernetes' own controllers.
 
-    A leader that cannot renew stops acting once two thirds of it are over, so a third must be longer than one tick takes.
+    A leader that cannot renew stops acting once two thirds of it are over, and some 6 s before its end: that long may a change
+    that was begun take. Less than 10 s would leave it no time to renew.
     """
     kubeconfig: Path | None = None
     in_cluster: bool = False

@@ -20,7 +20,7 @@ from tailkeeper_exporter import change_rights, strict_json
 from tailkeeper_exporter.server import Json
 from tailkeeper_exporter.settings import is_loopback
 from tailkeeper_exporter.tap.knobs import KnobError, Knobs, knobs_of
-from tailkeeper_exporter.tap.status import Taps, TapStatus
+from tailkeeper_exporter.tap.status import SILENT_S, Taps, TapStatus
 
 MAX_DOCUMENT_BYTES = 4_096
 """The document has under 150; a longer one is something else."""
@@ -28,8 +28,6 @@ BODY_DEADLINE_S = 2.0
 APPLY_DEADLINE_S = 1.5
 """Less than the 2 s that the watchdog gives one call, so that it hears why."""
 LOOK_EVERY_S = 0.01
-SILENT_S = 5.0
-"""A tap's process reports every second or oftener: without a report for so long nobody knows what is in force."""
 _NAMED_IN_ERRORS = 50
 
 

@@ -10,6 +10,9 @@ from tailkeeper_exporter.settings import BackendSettings
 from tailkeeper_exporter.tap.exchange import Exchange
 from tailkeeper_exporter.tap.knobs import Knobs
 
+SILENT_S = 5.0
+"""A tap's process reports every second or oftener: without a report for so long nobody knows what is in force."""
+
 
 @dataclass(frozen=True, slots=True)
 class TapStatus:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 
-from tailkeeper_exporter import strict_json
+from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
@@ -28,6 +28,7 @@ IDLE_CONNECTION_S = 2.0
 """Shorter than the 5 s after which common servers close an idle connection, so none is reused while it is being closed."""
 NAME_LIMIT_CHARS = 512
 
+T = TypeVar("T")
 Meaning = tuple[ErrorKind, str]
 _STATUS: Mapping[int, Meaning] = {
     401: (ErrorKind.UNAUTHORIZED, "the credential was not accepted; check `auth` of this gateway"),
@@ -64,6 +65,10 @@ class Answer:
             return strict_json.loads(self.body)
         except ValueError as error:
             raise CallError(ErrorKind.PROTOCOL, f"the answer is not JSON ({excerpt(str(error))}): {self.words()}") from None
+
+    async def parsed(self, parse: Callable[[Any], T]) -> T:
+        """What ``parse`` makes of its JSON; beside the loop where it is long. Raises CallError, and what ``parse`` does."""
+        return await long_json.parsed(self.body, lambda _: parse(self.json()))
 
     @property
     def ok(self) -> bool:
@@ -177,8 +182,7 @@ class JsonHttp:
 
     async def json(self, path: str) -> Any:
         """What stands at ``path``; a long answer is read beside the loop. Raises CallError."""
-        answer = (await self.call("GET", path)).checked()
-        return await asyncio.to_thread(answer.json)
+        return await (await self.call("GET", path)).checked().parsed(lambda document: document)
 
     async def close(self) -> None:
         await self._calls.close()

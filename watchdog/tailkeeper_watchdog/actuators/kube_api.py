@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tailkeeper_exporter import kubernetes_access
+from tailkeeper_exporter import kubernetes_access, long_json, strict_json
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 
@@ -116,7 +116,7 @@ class KubeApi:
         self.rejected = status == 401
         if not 200 <= status < 300:
             raise refusal(ask, status, body)
-        return _checked(ask, _document(body))
+        return _checked(ask, await long_json.parsed(body, _document))
 
     async def _exchange(self, ask: Ask) -> tuple[int, bytes]:
         import aiohttp
@@ -234,7 +234,7 @@ async def _bounded(response: Any) -> bytes:
 
 def _document(body: bytes) -> Mapping[str, Any]:
     try:
-        document = json.loads(body)
+        document = strict_json.loads_any(body)
     except (ValueError, RecursionError):
         raise CallError(ErrorKind.PROTOCOL, f"the answer is not JSON: {excerpt(body[:400].decode('latin-1'))}") from None
     if not isinstance(document, dict):

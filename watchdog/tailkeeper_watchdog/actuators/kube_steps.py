@@ -115,7 +115,7 @@ async def _change_node(api: KubeApi, name: str, change: Callable[[NodeTaints], N
 async def note(api: KubeApi, resource: Resource, place: Place, thing: Mapping[str, Any], value: KnobValue) -> None:
     patch = notes_patch(thing, notes_from(value))
     if patch is not None:
-        await api.call(patch_of(resource, place, patch, MERGE))
+        await change_this(api, patch_of(resource, place, of_this(thing, patch), MERGE))
 
 
 async def evict(api: KubeApi, place: Place, pod: Mapping[str, Any], grace_s: int | None) -> None:
@@ -170,6 +170,24 @@ async def autoscaled(api: KubeApi, kind: str, place: Place) -> str:
     if part(document, "metadata").get("continue"):
         return f"there are more than {PAGE} autoscalers in its namespace, so it cannot be told whether one sets them"
     return ""
+
+
+def of_this(thing: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """``patch`` for this very object: a UID cannot be changed, so another object that has got its name refuses the whole patch.
+    The kubelet patches the status of pods in this way."""
+    return {**patch, "metadata": {**part(patch, "metadata"), "uid": part(thing, "metadata").get("uid")}}
+
+
+async def change_this(api: KubeApi, ask: Ask) -> None:
+    """A patch by ``of_this``. Raises CallError; of one that another object refused, in words that say so."""
+    try:
+        await api.call(ask)
+    except CallError as error:
+        if "metadata.uid" in error.message:
+            raise CallError(
+                ErrorKind.REFUSED, f"another one has its name by now, so nothing was changed: {error.message}"
+            ) from None
+        raise
 
 
 def patch_of(resource: Resource, place: Place, body: Mapping[str, Any], form: str, sub: str = "") -> Ask:

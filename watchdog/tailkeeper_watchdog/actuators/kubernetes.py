@@ -43,10 +43,12 @@ from tailkeeper_watchdog.actuators.kube_steps import (
     WORKLOADS,
     Tainted,
     autoscaled,
+    change_this,
     evict,
     found,
     hold_taint,
     note,
+    of_this,
     patch_of,
     tainted_nodes,
     turn_workload,
@@ -202,7 +204,7 @@ class KubernetesActuator:
             return
         if not self._settings.evict:
             now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            await api.call(patch_of(PODS, place, gate_patch(value == SERVE, now), STRATEGIC, "status"))
+            await change_this(api, patch_of(PODS, place, of_this(pod, gate_patch(value == SERVE, now)), STRATEGIC, "status"))
         elif value == SERVE:
             raise CallError(
                 ErrorKind.REFUSED, "admission: the pod is ending and cannot be brought back; its successor is another"

@@ -207,17 +207,17 @@ class LitellmActuator:
                 check_change(await self._http.call("PATCH", f"/model/{quote(server, safe='')}/update", patch))
 
     async def _everyone(self) -> tuple[Mapping[str, Deployment], str]:
-        models = _object(await self._http.call("GET", "/model/info"))
+        models = (await self._http.call("GET", "/model/info")).checked()
         settings = await self._http.call("GET", "/router/settings")
-        return parse_deployments(models), strategy_of(_object(settings)) if settings.status != 404 else ""
+        strategy = strategy_of(_object(settings.checked().json())) if settings.status != 404 else ""
+        return await models.parsed(lambda document: parse_deployments(_object(document))), strategy
 
     async def close(self) -> None:
         await self._http.close()
 
 
-def _object(answer: Answer) -> Mapping[str, Any]:
-    """Raises CallError: of the status, or PROTOCOL."""
-    document = answer.checked().json()
+def _object(document: object) -> Mapping[str, Any]:
+    """Raises CallError(PROTOCOL)."""
     if not isinstance(document, dict):
         raise CallError(ErrorKind.PROTOCOL, f"the answer must be a JSON object, not {type(document).__name__}")
     return document

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tailkeeper_watchdog.actuators.calls import CallError, turn
-from tailkeeper_watchdog.actuators.contract import ErrorKind, ServerState, Support
+from tailkeeper_watchdog.actuators.contract import Doubt, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.actuators.removed_workers import Removed, RemovedWorkers
 from tailkeeper_watchdog.model import DRAIN, EMPTY, SERVE, Knob, KnobValue
 
@@ -22,8 +22,13 @@ LIST_LIMIT_BYTES = 16 * 1024 * 1024
 """A worker is some 400 bytes of a list: 10,000 of them, the most we watch, are 4 MB."""
 POLL_S = 0.02
 """Between looks at a change under way: a removal took 20 ms and an addition 140 ms where they were measured."""
-SETTLED_S = 10.0
-"""A removal that has not shown itself by then never reached the router."""
+SETTLED_S = 3_600.0
+"""A removal that has not shown itself by then never will. SGLang's router does one thing after another and tries an addition for
+half an hour unless it is told otherwise, and a router that was halted finds what it was asked in its sockets: until this is over,
+who is removed may be ours, and stays in doubt while it is not."""
+NEVER_BEGUN = frozenset({ErrorKind.UNREACHABLE, ErrorKind.REFUSED, ErrorKind.UNAUTHORIZED, ErrorKind.NOT_FOUND})
+"""Errors after which no removal is to come: nothing was sent, or the router said no."""
+MAY_COME = "its removal was asked for and may still come"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class MembershipActuator:
                 )
                 raise CallError(ErrorKind.NOT_FOUND, message)
             if admission == DRAIN and server in workers:
-                await self._take_out(workers[server], workers)
+                await self._take_out(workers[server], workers, note)
             elif admission == SERVE and server not in workers and note is not None:
                 await self._add_back(server, note)
 
@@ -125,7 +130,8 @@ class MembershipActuator:
             raise CallError(ErrorKind.REFUSED, f"admission {admission!r} is not known; allowed: {SERVE}, {DRAIN}")
         return admission
 
-    async def _take_out(self, worker: Worker, workers: Mapping[str, Worker]) -> None:
+    async def _take_out(self, worker: Worker, workers: Mapping[str, Worker], before: Removed | None) -> None:
+        """``before`` is what is noted of a removal that was asked for earlier."""
         if worker.cannot:
             raise CallError(ErrorKind.REFUSED, worker.cannot)
         if not any(_may_take_over(other, worker) for other in workers.values()):
@@ -133,7 +139,12 @@ class MembershipActuator:
             raise CallError(ErrorKind.REFUSED, f"no other healthy {kind} would be left in the router, so it stays")
         note = Removed(worker.document, self.wall())
         await asyncio.to_thread(self.removed.note, self.address, worker.url, note)
-        await self.router.remove(worker)
+        try:
+            await self.router.remove(worker)
+        except CallError as error:
+            if error.kind in NEVER_BEGUN and before is None:
+                await asyncio.to_thread(self.removed.forget, self.address, {worker.url})
+            raise
         while worker.url in await self.router.workers():  # noqa: ASYNC110 - a router tells nobody when it is done
             await asyncio.sleep(POLL_S)
         await asyncio.to_thread(self.removed.note, self.address, worker.url, replace(note, gone=True))
@@ -172,7 +183,7 @@ def _state(worker: Worker | None, note: Removed | None) -> ServerState | None:
     if worker is None:
         return None if note is None else ServerState({Knob.ADMISSION: DRAIN})
     state = _present(worker)
-    return state if note is None else replace(state, doubt="its removal was asked for a moment ago and may still come")
+    return state if note is None else replace(state, doubt=MAY_COME, doubts=(Doubt(MAY_COME, Knob.ADMISSION),))
 
 
 def _present(worker: Worker) -> ServerState:

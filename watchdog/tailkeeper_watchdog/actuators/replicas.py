@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from tailkeeper_watchdog.actuators.calls import turn
@@ -129,7 +129,7 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
     """One state from what each replica says of one server; it has no values where none of them has told any."""
     states = {replica: answer for replica, answer in answers.items() if isinstance(answer, ServerState)}
     doubts = [_silence(replica, answer) for replica, answer in answers.items() if not isinstance(answer, ServerState)]
-    doubts += [Doubt(f"{replica}: {state.doubt}") for replica, state in states.items() if state.doubt]
+    doubts += [doubt for replica, state in states.items() for doubt in _named(replica, state)]
     values: dict[Knob, KnobValue] = {}
     lowest: dict[Knob, KnobValue] = {}
     for knob in (knob for knob in Knob if any(knob in state.values for state in states.values())):
@@ -149,6 +149,12 @@ def merge(answers: Mapping[str, Answer], written: Mapping[Knob, KnobValue]) -> S
     in_service = all(state.in_service for state in states.values())
     cannot = {knob: f"{replica}: {why}" for replica, state in states.items() for knob, why in state.cannot.items()}
     return ServerState(values, in_service, total, "; ".join(d.text for d in doubts), normal, cannot, lowest, tuple(doubts))
+
+
+def _named(replica: str, state: ServerState) -> list[Doubt]:
+    """The doubts of one replica, each about what it was about."""
+    apart = state.doubts or ((Doubt(state.doubt),) if state.doubt else ())
+    return [replace(doubt, text=f"{replica}: {doubt.text}") for doubt in apart]
 
 
 def _silence(replica: str, answer: ActuatorError | None) -> Doubt:

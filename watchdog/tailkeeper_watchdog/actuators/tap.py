@@ -1,21 +1,24 @@
 """The backends' own taps, as one gateway: each is turned at the exporter that runs it, in the words of the webhook contract.
 
 With several exporters ``GET /api/v1/taps`` of each tells who has which backend; that is remembered until an exporter does not
-know a backend any more. Made of one webhook actuator for each exporter. A tap stands before one backend, so it has no weight:
+know a backend any more. The same list tells what is in force at many taps at once. Made of one webhook actuator for each
+exporter. A tap stands before one backend, so it has no weight:
 it is not read, and is refused in a write.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.settings import Auth
+from tailkeeper_exporter.tap.status import SILENT_S
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, turn
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
-from tailkeeper_watchdog.actuators.webhook import WebhookActuator
+from tailkeeper_watchdog.actuators.webhook import WebhookActuator, checked, state_of
 from tailkeeper_watchdog.gateways import Gateway, TapGateway
 from tailkeeper_watchdog.model import Knob, KnobValue
 
@@ -25,6 +28,8 @@ LIST_LIMIT_BYTES = 4 * 1024 * 1024
 """Some 250 bytes a tap: 10,000 of them, which is more than one exporter can run, fit with room."""
 ASKED_AT_ONCE = 32
 """Exporters asked for their taps, or read, at the same time: 1,000 at 5 ms each take 0.2 s."""
+EACH_ASKED = 8
+"""Of one exporter's taps; of more than so many its list is read, in one call: 1,000 calls are seconds of work at both ends."""
 SEARCH_SHARE = 0.5
 """Of the time left, for asking who has a tap: an exporter that hangs must leave time to turn those of the others."""
 
@@ -121,9 +126,34 @@ class TapActuator:
     ) -> Mapping[str, ServerState | ActuatorError]:
         async with gate:
             try:
+                if len(servers) > EACH_ASKED:
+                    return await self._read_list(url, frozenset(servers), ends_at)
                 return await self._exporters[url].read(servers, _left_s(ends_at))
             except ActuatorError as error:
                 return dict.fromkeys(servers, error)
+
+    async def _read_list(self, url: str, servers: frozenset[str], ends_at: float) -> Mapping[str, ServerState | ActuatorError]:
+        try:
+            async with asyncio.timeout_at(ends_at):
+                rows = await self._rows(url)
+        except CallError as error:
+            raise error.of(self.name, "*") from None
+        except TimeoutError:
+            raise ActuatorError(ErrorKind.TIMEOUT, self.name, "*", f"{url} did not tell its taps in time") from None
+        return {server: self._state(server, row) for server, row in rows.items() if server in servers}
+
+    def _state(self, server: str, row: Mapping[str, Any]) -> ServerState | ActuatorError:
+        """A tap of which nothing is heard has knobs that nobody knows, although the list has the last ones."""
+        age_s = row.get("age_s")
+        try:
+            if not isinstance(age_s, (int, float)) or age_s > SILENT_S:
+                raise CallError(ErrorKind.PROTOCOL, f"the tap has not reported for {age_s} s, so what is in force is not known")
+            return state_of(checked(row.get("document")))
+        except CallError as error:
+            return error.of(self.name, server)
+
+    async def _rows(self, url: str) -> Mapping[str, Mapping[str, Any]]:
+        return await long_json.parsed(await self._exporters[url].whole(LIST_LIMIT_BYTES), rows_of)
 
     async def _find(self, servers: Iterable[str], ends_at: float) -> dict[str, _Found]:
         """Where each server is. Asks the exporters only where some server's place is not known, and not the only one."""
@@ -148,7 +178,7 @@ class TapActuator:
     async def _ask_one(self, url: str, gate: asyncio.Semaphore, ends_at: float) -> CallError | None:
         try:
             async with asyncio.timeout_at(ends_at), gate:
-                self._has[url] = backends_of(await self._exporters[url].whole(LIST_LIMIT_BYTES))
+                self._has[url] = frozenset(await self._rows(url))
         except CallError as error:
             return error
         except TimeoutError:
@@ -176,15 +206,15 @@ def _without_weight(state: ServerState) -> ServerState:
     return replace(state, values={knob: value for knob, value in state.values.items() if knob not in WHY_NOT})
 
 
-def backends_of(body: bytes) -> frozenset[str]:
-    """The backends in an exporter's list of taps. Raises CallError(PROTOCOL)."""
+def rows_of(body: bytes) -> Mapping[str, Mapping[str, Any]]:
+    """An exporter's list of taps, by their backends. Raises CallError(PROTOCOL)."""
     try:
-        rows = json.loads(body)
-        names = [row["backend"] for row in rows]
+        rows = strict_json.loads_any(body)
+        named = [(row["backend"], row) for row in rows]
     except (ValueError, RecursionError, TypeError, KeyError):
         words = excerpt(body[:400].decode("latin-1"))
         raise CallError(ErrorKind.PROTOCOL, f"that is no list of taps: {words}") from None
-    return frozenset(name for name in names if isinstance(name, str))
+    return {name: row for name, row in named if isinstance(name, str)}
 
 
 def create(settings: Gateway) -> Actuator:

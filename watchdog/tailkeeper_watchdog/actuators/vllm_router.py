@@ -43,7 +43,7 @@ class VllmRouter:
         self._http = JsonHttp(url, auth, LIST_LIMIT_BYTES)
 
     async def workers(self) -> Mapping[str, Worker]:
-        return parse_workers((await self._http.call("GET", "/workers")).checked().json())
+        return await (await self._http.call("GET", "/workers")).checked().parsed(parse_workers)
 
     async def remove(self, worker: Worker) -> None:
         (await self._http.call("DELETE", f"/workers/{quote(worker.url, safe='')}")).checked()

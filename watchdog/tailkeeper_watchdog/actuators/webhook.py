@@ -74,6 +74,11 @@ def parse_document(body: bytes) -> dict[str, Any]:
         document = json.loads(body)
     except (ValueError, RecursionError):
         raise CallError(ErrorKind.PROTOCOL, f"the answer is not JSON: {excerpt(body[:400].decode('latin-1'))}") from None
+    return checked(document)
+
+
+def checked(document: object) -> dict[str, Any]:
+    """Itself, where it is a server's document. Raises CallError(PROTOCOL) naming the field."""
     if not isinstance(document, dict):
         raise CallError(ErrorKind.PROTOCOL, f"the answer must be a JSON object, not {type(document).__name__}")
     for knob, rule in RULES.items():

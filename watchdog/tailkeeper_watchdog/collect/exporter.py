@@ -7,13 +7,13 @@ then what it would have said is unknown.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
+from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.exposition import PageError, PageParser
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.observe import WANTED, observe
@@ -102,7 +102,7 @@ class _Exporter:
             self._get(client, "/healthz", deadline_s),
             self._get(client, f"/api/v1/requests?since={self._cursor}&limit={MAX_RECORDS}", deadline_s),
         )
-        self.records = self._records(requests)
+        self.records = await self._records(requests)
         if isinstance(page, str):
             self.error = f"{self._url}: {page}"
             return
@@ -111,7 +111,7 @@ class _Exporter:
         except PageError as error:
             self.error = f"{self._url}/metrics: {error}"
             return
-        self.observations = observe(samples, taken_at, _reasons(health))
+        self.observations = observe(samples, taken_at, await _reasons(health))
         self.taken_at = taken_at
         self.error = None
 
@@ -132,8 +132,8 @@ class _Exporter:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return f"{path}: {type(error).__name__}: {error}"
 
-    def _records(self, body: bytes | str) -> tuple[RequestRecord, ...]:
-        document = _json(body)
+    async def _records(self, body: bytes | str) -> tuple[RequestRecord, ...]:
+        document = await _json(body)
         if not isinstance(document, dict) or not isinstance(document.get("next"), int):
             return ()
         # A cursor that went back is a restarted exporter: begin again where it begins.
@@ -142,18 +142,18 @@ class _Exporter:
         return tuple(r for row in rows[:MAX_RECORDS] if (r := _record(row)) is not None) if isinstance(rows, list) else ()
 
 
-def _json(body: bytes | str) -> Any:
+async def _json(body: bytes | str) -> Any:
     if isinstance(body, str):
         return None
     try:
-        return json.loads(body)
+        return await long_json.parsed(body, strict_json.loads_any)
     except (ValueError, RecursionError):  # lists in lists in lists are no mistake of the others
         return None
 
 
-def _reasons(body: bytes | str) -> dict[str, tuple[str, ...]]:
+async def _reasons(body: bytes | str) -> dict[str, tuple[str, ...]]:
     """Reasons by backend from a ``/healthz`` document; whatever is not of its shape is left out."""
-    document = _json(body)
+    document = await _json(body)
     rows = document.get("backends") if isinstance(document, dict) else None
     found: dict[str, tuple[str, ...]] = {}
     for row in rows if isinstance(rows, list) else ():

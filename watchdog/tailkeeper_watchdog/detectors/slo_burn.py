@@ -7,7 +7,11 @@ thirty minutes is a ticket (5 % in six hours). Shares of few requests mean littl
 in its short window and 2 before its latest moments: neither one failed request at night nor one burst of a cold engine wakes
 anybody. Where there are too few requests for that, most of them must have failed over six hours, and still fail: 90 %
 failures at a trickle do page. And where of the latest requests a quarter failed, five at least, that is a ticket at once: the
-breaker takes such a backend out before more have failed, and people are to know why.
+breaker takes such a backend out before more have failed, and people are to know why. Nothing is told for the first time without
+a bad request since the last look: what has healed meanwhile calls nobody any more.
+
+What was refused counts as failed, but not at a backend where a change of ours has requests refused (a drain, a limit, a degrade
+level): that is what was wanted of it, and an alarm that it kept up would be of our own making.
 
 Late requests are counted from request records where a backend has them, else from its buckets. A bound inside a bucket is
 taken as the bucket's upper end: only requests that were surely late are counted, and the evidence says so. Records have one
@@ -29,7 +33,7 @@ from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.detectors.base import Detector, Symptom, is_latency
 from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.metrics import BREAKER_ERROR_RATIO, BREAKER_FAILURES, BREAKER_REQUESTS
-from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, RequestRecord, Severity, Situation, Slo
+from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
@@ -43,6 +47,9 @@ SIGNALS = (*catalog.SIGNALS, FAILED)
 MIN_BAD_LONG, MIN_BAD_SHORT, MIN_BAD_BEFORE = 10, 2, 2
 """In the windows, and before the rule's ``latest_s``: one burst of late requests, as a cold engine gives, is one event."""
 TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
+
+REFUSING = frozenset({Knob.ADMISSION, Knob.CONCURRENCY_LIMIT, Knob.DEGRADE_LEVEL})
+"""Knobs by which a tap refuses requests."""
 
 WIDTH = 2 * len(SIGNALS)
 Counts = NDArray[np.float64]
@@ -94,14 +101,16 @@ class Memory:
 
     names: tuple[str, ...] = ()
     counts: Counts = field(default_factory=lambda: np.zeros((0, WIDTH)))
-    raw: Counts = field(default_factory=lambda: np.zeros((0, WIDTH)))
-    """The backends' own counters when they were last seen; NaN where they are not published."""
+    raw: Counts = field(default_factory=lambda: np.zeros((0, WIDTH + 1)))
+    """The backends' own counters when they were last seen, and last in the line what they refused; NaN where not published."""
     snapshots: tuple[Snapshot, ...] = ()
     told_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """When each backend with request records last told of one."""
     taken_at: float = float("-inf")
     found: tuple[Symptom, ...] = ()
     """What the last look at the counters found."""
+    ordered_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    """When a change of ours last had requests refused at a backend, as far as it matters still; monotonic seconds."""
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
@@ -110,19 +119,32 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     if not due and not situation.records:
         return memory, memory.found
     memory = _with_records(_with_new(memory, tuple(b.name for b in situation.snapshot.backends)), situation)
+    memory = replace(memory, ordered_at=_ordered(memory, situation))
     if not due:
-        return memory, _with_surges(situation, _failing(situation), memory.found)
-    raw = np.array([_raw(situation.fresh(name), situation.slo) for name in memory.names]).reshape(-1, WIDTH)
+        return memory, _with_surges(situation, _failing(situation), memory)
+    raw = np.array([_raw(situation.fresh(name), situation.slo) for name in memory.names]).reshape(-1, WIDTH + 1)
     has_records = np.array(
         [now - memory.told_at.get(name, float("-inf")) <= RECORDS_FRESH_S for name in memory.names], dtype=bool
     )
-    counts = memory.counts + _rise(memory.raw, raw, has_records)
+    ours = np.array([name in memory.ordered_at for name in memory.names], dtype=bool)
+    counts = memory.counts + _rise(memory.raw, raw, has_records, ours)
     snapshots = (*(memory.snapshots or (Snapshot(now, np.zeros_like(counts)),)), Snapshot(now, counts))
-    found = tuple(_symptoms(situation, memory.names, snapshots, memory.told_at))
+    found = tuple(_symptoms(situation, memory, snapshots))
     raw = np.where(np.isnan(raw), memory.raw, raw)
     kept = thinned(snapshots, now)
     memory = replace(memory, counts=counts, raw=raw, snapshots=kept, taken_at=now, found=found)
-    return memory, _with_surges(situation, memory.names, found)
+    return memory, _with_surges(situation, memory.names, memory)
+
+
+def _ordered(memory: Memory, situation: Situation) -> dict[str, float]:
+    """With those where it is so now. What was refused is in the counters and windows of the next two looks too."""
+    now = situation.snapshot.now
+    since = min(now, memory.taken_at) - 2 * SPACING_S
+    kept = {name: at for name, at in memory.ordered_at.items() if at >= since}
+    targets = {target for target, knob in situation.prior if knob in REFUSING}
+    if targets:
+        kept |= {b.name: now for b in situation.snapshot.backends if not targets.isdisjoint(b.targets)}
+    return kept
 
 
 def _with_records(memory: Memory, situation: Situation) -> Memory:
@@ -150,7 +172,7 @@ def _with_new(memory: Memory, fleet: tuple[str, ...]) -> Memory:
         memory,
         names=(*memory.names, *new),
         counts=np.vstack((memory.counts, lines)),
-        raw=np.vstack((memory.raw, np.full_like(lines, np.nan))),
+        raw=np.vstack((memory.raw, np.full((len(new), WIDTH + 1), np.nan))),
         snapshots=tuple(Snapshot(s.at, np.vstack((s.counts, lines))) for s in memory.snapshots),
     )
 
@@ -167,6 +189,7 @@ def forget(memory: Memory, gone: frozenset[str]) -> Memory:
         raw=memory.raw[rows],
         snapshots=tuple(Snapshot(s.at, s.counts[rows]) for s in memory.snapshots),
         told_at=without(memory.told_at, gone),
+        ordered_at=without(memory.ordered_at, gone),
         found=tuple(symptom for symptom in memory.found if symptom.backend not in gone),
     )
 
@@ -205,12 +228,13 @@ _OK, _ERROR, _REJECTED = (OUTCOME_SLOT[outcome] for outcome in ("ok", "error", "
 
 
 def _raw(seen: BackendObservation | None, slo: Slo) -> tuple[float, ...]:
-    """A line of a backend's own counters: for each signal the bad ones and all of them; NaN where it is not known."""
+    """A line of a backend's own counters: for each signal the bad ones and all of them, and last those refused; NaN where it
+    is not known."""
     if seen is None:
-        return _UNKNOWN * len(SIGNALS)
+        return (*_UNKNOWN * len(SIGNALS), float("nan"))
     histograms = seen.histograms
     ttft, itl, e2e = (_late(histograms.get(n), s) for n, s in zip(_BY_SIGNAL, _bounds_s(slo), strict=True))
-    return (*ttft, *itl, *e2e, *_failed(seen))
+    return (*ttft, *itl, *e2e, *_failed(seen), seen.value(_REJECTED) or 0.0)
 
 
 def _late(histogram: Histogram | None, bound_s: float) -> tuple[float, float]:
@@ -233,10 +257,12 @@ def _failed(seen: BackendObservation) -> tuple[float, float]:
     return failed, ok + failed
 
 
-def _rise(before: Counts, after: Counts, has_records: NDArray[np.bool_]) -> Counts:
+def _rise(before: Counts, after: Counts, has_records: NDArray[np.bool_], ours: NDArray[np.bool_]) -> Counts:
     """What the counters rose by. One that fell begins anew, and what it lost is not known; latencies that records told of
-    are not counted a second time."""
-    rise = after - before
+    are not counted a second time, and what was refused because of us not at all."""
+    change = after - before
+    rise, refused = change[:, :WIDTH], change[:, WIDTH:]
+    rise[ours, -2:] -= np.maximum(0.0, refused[ours])
     bad, counted = rise[:, ::2], rise[:, 1::2]
     good = (bad >= 0) & (bad <= counted) & np.isfinite(counted)
     good[has_records, :-1] = False
@@ -266,36 +292,48 @@ def _over(snapshots: tuple[Snapshot, ...], seconds: float) -> Counts:
     return newest.counts - start.counts
 
 
+def _share(rule: Rule, budget: float) -> float:
+    """Of the requests that must be bad. An objective so loose that nobody could burn so fast needs all of them."""
+    return TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(1.0, rule.rate * budget)
+
+
+def _goes_on(counts: Counts, share: float) -> NDArray[np.bool_]:
+    return np.asarray(counts[:, ::2] >= np.maximum(1, share * counts[:, 1::2]), dtype=np.bool_)
+
+
 def _holds(rule: Rule, long: Counts, short: Counts, latest: Counts, budget: float) -> NDArray[np.bool_]:
     """For each backend and signal. ``latest`` is what was counted within the rule's ``latest_s``."""
     bad_long, all_long, bad_short, all_short = long[:, ::2], long[:, 1::2], short[:, ::2], short[:, 1::2]
-    bad_latest, all_latest = latest[:, ::2], latest[:, 1::2]
+    bad_latest = latest[:, ::2]
     least_long, least_short = (TRICKLE_BAD, 1) if rule.name is Burn.TRICKLE else (MIN_BAD_LONG, MIN_BAD_SHORT)
-    # An objective so loose that nobody could burn so fast needs all to fail.
-    share = TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(1.0, rule.rate * budget)
+    share = _share(rule, budget)
     enough = (bad_long >= least_long) & (bad_short >= least_short)
-    lasts = (bad_long - bad_latest >= MIN_BAD_BEFORE) & (bad_latest >= np.maximum(1, share * all_latest))
+    lasts = (bad_long - bad_latest >= MIN_BAD_BEFORE) & _goes_on(latest, share)
     return np.asarray(enough & lasts & (bad_long >= share * all_long) & (bad_short >= share * all_short), dtype=np.bool_)
 
 
-def _symptoms(
-    situation: Situation, names: tuple[str, ...], snapshots: tuple[Snapshot, ...], told_at: Mapping[str, float]
-) -> Iterator[Symptom]:
-    budget = 1.0 - situation.slo.objective
+def _symptoms(situation: Situation, memory: Memory, snapshots: tuple[Snapshot, ...]) -> Iterator[Symptom]:
+    """``memory`` is that of the last look, ``snapshots`` end with this one."""
+    budget, names, told_at = 1.0 - situation.slo.objective, memory.names, memory.told_at
+    since_last_look = snapshots[-1].counts - snapshots[-2].counts
+    going_on = {(symptom.backend, symptom.signal, symptom.evidence["rule"]) for symptom in memory.found}
     told: set[tuple[int, int]] = set()
     for rule in RULES:
         long, short, latest = (_over(snapshots, seconds) for seconds in (rule.long_s, rule.short_s, rule.latest_s))
+        goes_on = _goes_on(since_last_look, _share(rule, budget))
         for row, index in np.argwhere(_holds(rule, long, short, latest, budget)).tolist():
-            if (row, index) not in told:
+            known = (names[row], SIGNALS[index], rule.name.value) in going_on
+            if (row, index) not in told and (known or goes_on[row, index]):
                 told.add((row, index))
                 pair = slice(2 * index, 2 * index + 2)
                 yield _symptom(situation, names[row], index, rule, (long[row, pair], short[row, pair]), names[row] in told_at)
 
 
-def _with_surges(situation: Situation, names: Iterable[str], found: tuple[Symptom, ...]) -> tuple[Symptom, ...]:
-    """And the surges among ``names``, where their failures are not told of louder already."""
-    told = {symptom.backend for symptom in found if symptom.signal == FAILED}
-    return (*found, *(symptom for name in names if name not in told for symptom in _surge(situation, name)))
+def _with_surges(situation: Situation, names: Iterable[str], memory: Memory) -> tuple[Symptom, ...]:
+    """What the last look found, and the surges among ``names``, where their failures are not told of louder already."""
+    told = {symptom.backend for symptom in memory.found if symptom.signal == FAILED}
+    surges = (s for name in names if name not in told for s in _surge(situation, name, name in memory.ordered_at))
+    return (*memory.found, *surges)
 
 
 def _failing(situation: Situation) -> list[str]:
@@ -303,10 +341,10 @@ def _failing(situation: Situation) -> list[str]:
     return [n for n, told in situation.records.items() if any(r.outcome in ("error", "rejected") for r in told)]
 
 
-def _surge(situation: Situation, name: str) -> Iterator[Symptom]:
+def _surge(situation: Situation, name: str, ours: bool) -> Iterator[Symptom]:
     """In the short window that the breaker of ``gpu_health_gate`` looks at, and by what it has as its defaults."""
     window = situation.recent.get(name)
-    finished = window.finished if window else None
+    finished = None if window is None else window.taken if ours else window.finished
     if window is None or finished is None:
         return
     counted, failed = finished

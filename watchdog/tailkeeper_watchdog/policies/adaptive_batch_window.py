@@ -8,8 +8,9 @@ over log 5, so that 1 is as irregular as can be. Every 5 s:
 * H below 0.4: grow it by 20 %, up to 200 ms.
 
 Hard limit: while the P99 is over its target of 200 ms, the window shrinks by a factor of 0.9 for each 100 ms that pass, at most
-by half a tick, down to 50 ms. Breaker: three looks in a row at batches that took longer than 300 ms set the window to its floor;
-after 5 s without a request it is half open, and the next batch closes it or opens it again.
+by half a tick, down to 50 ms. Where no arrivals are told it grows back by 20 % a step while the P99 is within its target, and is
+given back. Breaker: three looks in a row at batches that took longer than 300 ms set the window to its floor; after 5 s without a
+request it is half open, and the next batch closes it or opens it again.
 
 Where an engine has a window (Triton's queue delay, Ray Serve's batch wait), that is turned, and the P99 is that of the first
 token, or of the whole answer where no first token is told. An engine that batches continuously has none; there the limit and the
@@ -34,7 +35,17 @@ from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, RequestRecord, Situation
+from tailkeeper_watchdog.model import (
+    EMPTY,
+    Backend,
+    BackendObservation,
+    DesiredState,
+    Knob,
+    KnobValue,
+    Mode,
+    RequestRecord,
+    Situation,
+)
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain
 
 NAME = "adaptive_batch_window"
@@ -224,10 +235,25 @@ def _window(
         elapsed = 0.0 if controller.seen_at is None else now - controller.seen_at
         return replace(controller, value=shrunk(value, elapsed, params)), _over_words("of the first token", p99.value, params)
     if h is None:
-        return controller, "too few arrivals to say more: it stays" if controller.value is not None else ""
+        return _without_arrivals(controller, known.prior if known else None, p99 is not None, now, params)
     if now - controller.stepped_at >= params.interval_s:
         controller = replace(controller, value=by_entropy(value, h, params), stepped_at=now)
     return controller, f"entropy {h:.2f} of the last {len(gaps)} times between arrivals"
+
+
+def _without_arrivals(
+    controller: Controller, prior: KnobValue | None, well: bool, now: float, params: AdaptiveBatchWindowParams
+) -> tuple[Controller, str]:
+    """A window that was made smaller, where no arrivals are told: it grows back while the tail is ``well``, and is given back."""
+    if controller.value is None:
+        return controller, ""
+    if not well or prior is None:
+        return controller, "too few arrivals to say more: it stays"
+    if now - controller.stepped_at >= params.interval_s:
+        if controller.value >= float(prior):
+            return replace(controller, value=None), ""
+        controller = replace(controller, value=min(float(prior), controller.value * params.growth), stepped_at=now)
+    return controller, "latency is well: let out by steps"
 
 
 def _limit(

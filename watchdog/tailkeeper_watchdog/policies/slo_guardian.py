@@ -89,7 +89,7 @@ class Look:
     """Asked only where memory is short: by itself it is no reason for anything here."""
     error_ratio: float | None = None
     requests: float | None = None
-    """Under way or waiting, over the pool."""
+    """Under way or waiting, over those of the pool that tell of requests."""
     waiting: float | None = None
     memory: float | None = None
     tokens_per_s: float | None = None
@@ -131,7 +131,7 @@ def look(fresh: list[BackendObservation], situation: Situation, params: SloGuard
     # Without those that were refused: what this policy sheds must not be what it sheds for.
     taken = [t for w in windows if (t := w.taken) is not None]
     total, failed = sum(count for count, _ in taken), sum(bad for _, bad in taken)
-    running, waiting = (_sum(fresh, metric.name) for metric in (catalog.RUNNING, catalog.WAITING))
+    running, waiting = _work(fresh)
     pressures = [p for seen in fresh if (p := seen.value(catalog.VRAM_PRESSURE.name)) is not None]
     memory = sum(pressures) / len(pressures) if pressures else None
     short_of_memory = memory is not None and memory > params.shed_memory_ratio
@@ -140,16 +140,23 @@ def look(fresh: list[BackendObservation], situation: Situation, params: SloGuard
         ttft_p99_s=_p99(windows, "ttft", params.min_requests),
         itl_p99_s=_p99(windows, "itl", params.min_requests) if short_of_memory else None,
         error_ratio=failed / total if total >= params.min_requests else None,
-        requests=None if running is None else running + (waiting or 0.0),
+        requests=None if running is None or waiting is None else running + waiting,
         waiting=waiting,
         memory=memory,
         tokens_per_s=sum(rates) if rates else None,
     )
 
 
-def _sum(fresh: list[BackendObservation], name: str) -> float | None:
-    values = [value for seen in fresh if (value := seen.value(name)) is not None]
-    return sum(values) if values else None
+def _work(fresh: list[BackendObservation]) -> tuple[float | None, float | None]:
+    """Requests under way and waiting, over those that tell the first. Of one that does not tell what waits, nobody knows it."""
+    telling = [seen for seen in fresh if seen.value(catalog.RUNNING.name) is not None]
+    running, waiting = ([seen.value(metric.name) for seen in telling] for metric in (catalog.RUNNING, catalog.WAITING))
+    return _sum(running), _sum(waiting)
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _p99(windows: list[Window], signal: str, least: int) -> float | None:
@@ -244,7 +251,7 @@ def _restored(guard: Guard, seen: Look, now: float, params: SloGuardianParams) -
 
 def _is_quiet(seen: Look) -> bool:
     """Whether so few finish because so few are there, and not because they hang: what is shed may have been nearly all."""
-    return not seen.waiting and (seen.requests == 0 or bool(seen.tokens_per_s))
+    return seen.waiting == 0 and (seen.requests == 0 or bool(seen.tokens_per_s))
 
 
 def _wishes(

@@ -19,7 +19,7 @@ from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Knob, Lease, TickRecord
 from tailkeeper_watchdog.plan import Change
-from tailkeeper_watchdog.reconcile import Executed, GatewayReport, Reconciler
+from tailkeeper_watchdog.reconcile import AskLeader, Executed, GatewayReport, Reconciler
 from tailkeeper_watchdog.records.in_force import InForce
 from tailkeeper_watchdog.records.lines import Outcome, RecordedTick, RunStart, outcome_of
 from tailkeeper_watchdog.switches import Hold, Switches
@@ -100,7 +100,9 @@ class _Gateways(Reconciler):
         self.without_doors = self._now.inputs.without_doors
         return self._now.inputs.report
 
-    async def execute(self, changes: tuple[Change, ...], tick: int, deadline_s: float, limit: int | None = None) -> Executed:
+    async def execute(
+        self, changes: tuple[Change, ...], tick: int, deadline_s: float, leader: AskLeader | None = None
+    ) -> Executed:
         executed = self._now.inputs.executed
         if executed is None:
             raise LedgerError(self._now.step.outcome.error or "nothing could be noted")
