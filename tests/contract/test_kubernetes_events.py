@@ -17,25 +17,14 @@ import structlog
 from tailkeeper_watchdog.actuators.kube_events import MAX_MESSAGE_BYTES
 from tailkeeper_watchdog.gateways import KubernetesGateway
 from tailkeeper_watchdog.happenings import names
-from tailkeeper_watchdog.happenings.names import Phase, Step, Trigger
 from tailkeeper_watchdog.happenings.teller import Happening
 from tailkeeper_watchdog.kube_announcer import MAX_WAITING, KubeAnnouncer
-from tailkeeper_watchdog.model import Severity
 from tests.contract.fake_kube_api import ADMIN, READER, FakeKubeApi, fake_kube_api, node, pod, workload
 from tests.loopback.test_collector import until
 from tests.loopback.watched_by_telemetry import NAMES, watching
+from tests.unit.a_change import a_change
 
 pytest.importorskip("kubernetes_asyncio")
-
-
-def a_change(server: str = "llm/a", verdict: str = "applied", number: int = 1, **changes: Any) -> Happening:
-    values = {names.VERDICT: verdict, names.KNOB: "admission", names.FROM: "serve", names.TO: "drain", names.DECISION_ID: number}
-    told: dict[str, Any] = {
-        "at_unix_s": 1_700_000_000.0, "strategy": "gpu_health_gate", "trigger": Trigger.HUNG, "phase": Phase.APPLIED,
-        "backend": "a", "sentence": "a: drained: hung", "step": Step.ACT, "severity": Severity.INFO, "values": values,
-        "gateway": "cluster", "server": server,
-    }  # fmt: skip
-    return Happening(**{**told, **changes})
 
 
 @asynccontextmanager

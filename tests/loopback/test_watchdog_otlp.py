@@ -15,8 +15,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from tailkeeper_exporter.otlp import sender
 from tailkeeper_exporter.otlp.attributes import read
 from tailkeeper_exporter.otlp.counts import Outcome
-from tailkeeper_exporter.otlp.queue import MAX_ITEMS
 from tailkeeper_watchdog.app import Watchdog
+from tailkeeper_watchdog.happenings.names import Step
+from tailkeeper_watchdog.otlp.service import MAX_TICKS_WAITING
 from tests.contract.webhook_gateway import NORMAL, webhook_gateway
 from tests.loopback.test_collector import until
 from tests.loopback.watched_by_telemetry import NAMES, watching
@@ -115,7 +116,7 @@ async def test_a_collector_that_does_not_take_it_costs_no_tick_its_time(tmp_path
                 telemetry = watchdog.telemetry
                 assert telemetry is not None
                 counts = telemetry.counts
-                assert counts.logs[Outcome.OFFERED] > 10
+                await until(lambda: counts.logs[Outcome.OFFERED] > 10)
                 if down == "refuses":
                     await until(lambda: counts.logs[Outcome.REFUSED] == counts.logs[Outcome.OFFERED])
     assert longest < 0.5
@@ -123,7 +124,8 @@ async def test_a_collector_that_does_not_take_it_costs_no_tick_its_time(tmp_path
     assert (lost, counts.logs[Outcome.SENT]) == (counts.logs[Outcome.OFFERED], 0)
 
 
-async def test_what_waits_for_a_collector_that_is_away_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
+async def test_what_waits_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
+    """Ten thousand changes between two turns of the event loop: nothing is written or sent meanwhile."""
     with webhook_gateway(documents()) as gateway:
         otlp = {"endpoint": "http://127.0.0.1:9", "logs": True}
         async with watching(tmp_path, {"kind": "webhook", "url": gateway.url}, otlp=otlp) as (watchdog, page):
@@ -132,11 +134,27 @@ async def test_what_waits_for_a_collector_that_is_away_is_bounded_and_the_rest_i
             telemetry, record = watchdog.telemetry, watchdog.loop.latest
             assert telemetry is not None
             assert record is not None
+            await until(lambda: telemetry.counts.logs[Outcome.OFFERED] == 2)
             watchdog._teller._open.clear()
             told = watchdog._teller.tell(record, ())
             began = time.monotonic()
-            for _ in range(MAX_ITEMS + 50):
+            for _ in range(10_000):
                 telemetry.note(record, watchdog.loop.laps, told)
-            each_s = (time.monotonic() - began) / (MAX_ITEMS + 50)
-            assert telemetry.counts.logs[Outcome.DROPPED] >= 50
-            assert each_s < 0.005  # measured: 0.2 ms for one finding, with its trace
+            each_s = (time.monotonic() - began) / 10_000
+            assert each_s < 0.001  # measured: 0.02 ms
+            assert telemetry.counts.logs[Outcome.DROPPED] == 10_000 - MAX_TICKS_WAITING
+            await until(lambda: telemetry.counts.logs[Outcome.OFFERED] == 10_002)
+    assert telemetry.counts.logs[Outcome.DROPPED] == 10_002
+    assert telemetry.counts.spans[Outcome.DROPPED] == telemetry.counts.spans[Outcome.OFFERED] == 10_001 * (1 + len(Step))
+
+
+async def test_the_last_tick_before_the_end_is_sent(tmp_path: Path) -> None:
+    async with serving(reply(200)) as collector:
+        with webhook_gateway(documents()) as gateway:
+            otlp = {"endpoint": collector.url, "logs": True}
+            async with watching(tmp_path, {"kind": "webhook", "url": gateway.url}, otlp=otlp) as (watchdog, page):
+                page.states["b"] = "hung"
+                await ticks(watchdog)
+            assert watchdog.telemetry is not None
+            assert watchdog.telemetry.counts.logs[Outcome.SENT] == 2
+            assert watchdog.telemetry.counts.spans[Outcome.SENT] == 1 + len(Step)

@@ -31,9 +31,8 @@ NO_STRATEGY = "none"
 """As an alert says it, because Alertmanager drops an empty label."""
 
 ANNOTATION_PREFIX = "tailkeeper.io/"
-TRACE_ANNOTATION = "trace_id"
 ANNOTATED = (STRATEGY, TRIGGER, PHASE, BACKEND, KNOB, FROM, TO, VERDICT, DECISION_ID)
-"""What an event in Kubernetes carries as annotations, beside its trace."""
+"""What an event in Kubernetes carries as annotations."""
 
 
 class Phase(StrEnum):
