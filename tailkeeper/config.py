@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tailkeeper.backends import compose, gateway_problems, merged, with_servers
-from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings
+from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings, is_same_server
 from tailkeeper_watchdog.gateways import Gateway, RouterGateway, TapGateway
 from tailkeeper_watchdog.settings import (
     STALE_INTERVALS,
@@ -64,7 +64,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        problems = [*_duplicates(self), *_wrong_gateways(self), *_stale_limit(self)]
+        problems = [*_duplicates(self), *_wrong_gateways(self), *_stale_limit(self), *_no_taker_of_logs(self)]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -148,7 +148,11 @@ def _stale_limit(config: Config) -> Iterator[str]:
         )
 
 
-NOT_YET = "is not in this version; leave it out"
+def _no_taker_of_logs(config: Config) -> Iterator[str]:
+    """The exporter sends on spans; of a log record it knows nothing."""
+    otlp, listen = config.watchdog.otlp, config.exporter.listen
+    if otlp.logs and otlp.endpoint is not None and is_same_server(otlp.endpoint, listen):
+        yield f"watchdog.otlp.endpoint: {otlp.endpoint} is the exporter (listen: {listen}), which takes no logs; name a collector"
 
 
 def _not_yet(config: Config) -> Iterator[str]:
@@ -156,8 +160,6 @@ def _not_yet(config: Config) -> Iterator[str]:
     for index, gateway in enumerate(config.gateways):
         if gateway.kind == "webhook" and gateway.replicas:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
-    if config.watchdog.otlp.endpoint is not None:
-        yield f"watchdog.otlp.endpoint: sending logs {NOT_YET} (given: {config.watchdog.otlp.endpoint})"
 
 
 def _example(config: Config) -> WatchedBackend:
@@ -344,6 +346,8 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "watchdog.baselines", config.watchdog.baselines
     if config.watchdog.token_file:
         yield "watchdog.token_file", config.watchdog.token_file
+    if config.watchdog.otlp.headers_file:
+        yield "watchdog.otlp.headers_file", config.watchdog.otlp.headers_file
     if config.watchdog.leader is not None and config.watchdog.leader.kubeconfig:
         yield "watchdog.leader.kubeconfig", config.watchdog.leader.kubeconfig
     yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)

@@ -1,11 +1,11 @@
-"""Everything that is generated and committed, in one mapping: dashboards, rules, Alertmanager, metric documentation."""
+"""Everything that is generated and committed, in one mapping: dashboards, rules, Alertmanager, collector, documentation."""
 
 from __future__ import annotations
 
 from difflib import unified_diff
 from pathlib import Path
 
-from tailkeeper import metric_docs, policy_docs
+from tailkeeper import collector_config, metric_docs, policy_docs
 from tailkeeper_alerts.render import render as render_alerts
 from tailkeeper_dashboards.render import render as render_dashboards
 
@@ -14,7 +14,8 @@ MAX_DIFF_LINES = 12
 
 def documents() -> dict[str, str]:
     """Path below the repository → content. The same bytes on each run."""
-    return {**render_dashboards(), **render_alerts(), **metric_docs.render(), **policy_docs.render()}
+    configurations = {**render_alerts(), **collector_config.render()}
+    return {**render_dashboards(), **configurations, **metric_docs.render(), **policy_docs.render()}
 
 
 def write(rendered: dict[str, str], base: Path) -> None:

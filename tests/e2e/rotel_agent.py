@@ -61,9 +61,9 @@ def _one(text: str) -> Printed:
 
 
 @contextmanager
-def rotel(tmp_path: Path, exporter: Sequence[str] = ("--exporter", "blackhole")) -> Iterator[Rotel]:
-    """A running agent with everything it gets printed in detail; ``exporter`` says where it sends."""
-    port, grpc = free_port(), free_port()
+def rotel(tmp_path: Path, exporter: Sequence[str] = ("--exporter", "blackhole"), at: int | None = None) -> Iterator[Rotel]:
+    """A running agent with everything it gets printed in detail; ``exporter`` says where it sends, ``at`` its port."""
+    port, grpc = at or free_port(), free_port()
     argv = [rotel_binary(), "start", "--pid-file", str(tmp_path / f"{port}.pid"), *exporter]
     argv += ["--otlp-http-endpoint", f"127.0.0.1:{port}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}"]
     argv += ["--debug-log", "traces", "--debug-log", "logs", "--debug-log-verbosity", "detailed", "--batch-timeout", "100ms"]

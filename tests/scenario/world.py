@@ -16,7 +16,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.core import PolicySetting, Rules
-from tailkeeper_watchdog.decision_log import DecisionLog
+from tailkeeper_watchdog.decision_log import DecisionLog, Told
 from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
@@ -146,6 +146,8 @@ class World:
         self._zones = dict(zones or {})
         self.pool = "llm"
         self.leadership: Leadership | None = None
+        self.told: Told = lambda decision, gateway, server: None
+        """Who hears of each decision that is written down."""
         self.actuators: dict[str, Actuator] = {"edge": self.gateway}
         """Gateways by name; those that are taken out here are out of the configuration from the next start on."""
         self.start()
@@ -159,7 +161,7 @@ class World:
         """(Re)start the watchdog on the same ledger: what a crash leaves is what the ledger and the gateway hold."""
         self.ledger = Ledger(str(self._path))
         self.backends = tuple(self.backend(n) for n in self._names)
-        log = DecisionLog(self.ledger, self.clock.wall)
+        log = DecisionLog(self.ledger, self.clock.wall, lambda *heard: self.told(*heard))
         self._last = LastWord(self._names, self._stale)
         self.switches = Switches(self.ledger, self._guards.pause_file, self.clock.wall)
         self.loop = Loop(

@@ -155,7 +155,9 @@ def test_prometheus_scrapes_as_often_as_grafana_believes() -> None:
     prometheus = _yaml("deploy/prometheus/prometheus.yml")
     source = _sources()["prometheus"]
     assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
-    targets = [target for job in prometheus["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
+    targets = [
+        target for job in prometheus["scrape_configs"] for config in job.get("static_configs", []) for target in config["targets"]
+    ]
     assert {"exporter:9400", "watchdog:8088"} <= set(targets)
     assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
 

@@ -105,7 +105,6 @@ def test_a_wrong_document_is_refused_with_its_path_and_what_is_allowed(document:
 @pytest.mark.parametrize(
     ("document", "key"),
     [
-        ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}, "watchdog.otlp.endpoint"),
         (
             {"gateways": [{"name": "w", "kind": "webhook", "url": "http://127.0.0.1:1", "replicas": ["http://127.0.0.1:2"]}]},
             "gateways.0.replicas",
@@ -118,6 +117,24 @@ def test_what_this_version_cannot_do_is_refused_and_not_ignored(tmp_path: Path, 
     with pytest.raises(ConfigError, match="not in this version") as caught:
         load(file)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [key]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"watchdog": {"otlp": {"logs": True}}}, "`logs` needs `endpoint`"),
+        ({"watchdog": {"otlp": {"endpoint": "http://localhost:8088"}}}, "is this watchdog itself"),
+        ({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:9400", "logs": True}}}, "which takes no logs"),
+        ({"watchdog": {"otlp": {"endpoint": "ftp://127.0.0.1"}}}, "watchdog.otlp.endpoint"),
+    ],
+)
+def test_telemetry_that_could_reach_nobody_is_refused(document: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(document)
+
+
+def test_the_watchdogs_traces_may_go_by_way_of_the_exporter() -> None:
+    assert parse({"watchdog": {"otlp": {"endpoint": "http://127.0.0.1:9400"}}}).watchdog.otlp.endpoint == "http://127.0.0.1:9400"
 
 
 def test_the_page_of_a_dcgm_exporter_is_a_gpu_source_and_needs_its_address(tmp_path: Path) -> None:
@@ -190,6 +207,7 @@ def test_evidence_is_stale_after_three_reads_of_the_exporter(interval: float, st
         "exporter.token_file",
         "exporter.gpu.file",
         "exporter.otlp.headers_file",
+        "watchdog.otlp.headers_file",
         "watchdog.alertmanager.auth.bearer_file",
     ],
 )

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any
 
 import requests
+import structlog
 from prometheus_api_client import PrometheusConnect
 
 from tailkeeper_exporter.change_rights import read_token
+from tailkeeper_exporter.clients import Clients, headers_in
 from tailkeeper_watchdog.actuators import build_actuator, http_auth
+from tailkeeper_watchdog.actuators.kube_api import installed
 from tailkeeper_watchdog.api.app import build_api
-from tailkeeper_watchdog.api.page import TickDurations
+from tailkeeper_watchdog.api.page import Series, TickDurations
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.baseline_set import BaselineSet
 from tailkeeper_watchdog.baseline_store import BaselineStore, Keeper, read_file
@@ -25,12 +31,16 @@ from tailkeeper_watchdog.collect.prometheus import PrometheusSource
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import block_e
+from tailkeeper_watchdog.gateways import KubernetesGateway
+from tailkeeper_watchdog.happenings.teller import Teller
 from tailkeeper_watchdog.insights import Insights
+from tailkeeper_watchdog.kube_announcer import KubeAnnouncer
 from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
 from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
+from tailkeeper_watchdog.otlp.service import Telemetry
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.records.file import Recorder
@@ -176,7 +186,11 @@ class Watchdog:
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
         self.ledger = Ledger(config.watchdog.state)
-        decisions = DecisionLog(self.ledger, time.time)
+        self._teller = Teller()
+        decisions = DecisionLog(self.ledger, time.time, self._teller.hear)
+        instance = instance_of(time.time())
+        self.telemetry = build_telemetry(config, instance)
+        self.announcer = build_announcer(config, instance)
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
         self.weighing = Weighing(self.ledger, config.hscore.weights.model_dump(), time.time)
@@ -211,7 +225,8 @@ class Watchdog:
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
         tick_s = config.watchdog.tick_s
-        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
+        own = (self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
+        api = build_api(*own, self._telemetry_series)
         self._api = api
         self.asgi = Gate(api, token)
 
@@ -226,7 +241,19 @@ class Watchdog:
             fleet = self.loop.fleet
             alerts = alerts_for(findings, record.situation.scores, fleet.backends, record.desired, url)
             self._notifier.offer(alerts, fleet.names)
+        self._tell_happenings(record)
         self.insights.note(record)
+
+    def _tell_happenings(self, record: TickRecord) -> None:
+        """What happened, to whoever is told: a collector, a cluster. What they do with it is done beside the loop."""
+        happenings = self._teller.tell(record, self.loop.memory.book.closed)
+        if self.telemetry is not None:
+            self.telemetry.note(record, self.loop.laps, happenings, self._teller.missed)
+        if self.announcer is not None:
+            self.announcer.offer(happenings)
+
+    def _telemetry_series(self) -> Iterable[Series]:
+        return () if self.telemetry is None else self.telemetry.series()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -238,7 +265,8 @@ class Watchdog:
     @contextlib.asynccontextmanager
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
-        beside = [self._keeper.run(), self.insights.run(), *([self._notifier.run()] if self._notifier else [])]
+        beside: list[Coroutine[Any, Any, None]] = [self._keeper.run(), self.insights.run()]
+        beside += [part.run() for part in (self._notifier, self.telemetry, self.announcer) if part is not None]
         if self._weights_file is not None:
             beside.append(self._weights_file.follow(self.weighing.take_file, named=self._named))
         tasks = [asyncio.create_task(work) for work in beside]
@@ -262,6 +290,31 @@ class Watchdog:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         self.ledger.close()
+
+
+def instance_of(started_unix_s: float) -> str:
+    """Names this run of the watchdog, in its traces: ticks are counted from its start."""
+    return f"{socket.gethostname()}/{os.getpid()}/{started_unix_s:.3f}"
+
+
+def build_telemetry(config: Configuration, instance: str) -> Telemetry | None:
+    """None where no collector is configured. Raises CredentialError where the file with its headers cannot be used."""
+    otlp = config.watchdog.otlp
+    if otlp.endpoint is None:
+        return None
+
+    def headers() -> Mapping[str, str]:
+        return {} if otlp.headers_file is None else headers_in(otlp.headers_file, "watchdog.otlp.headers_file")
+
+    headers()  # A file that cannot be used ends the start, not the first post.
+    client = Clients().make_for(otlp.endpoint)
+    return Telemetry(otlp.endpoint, otlp.logs, instance, headers, client, structlog.get_logger("tailkeeper.watchdog"))
+
+
+def build_announcer(config: Configuration, instance: str) -> KubeAnnouncer | None:
+    """None where no gateway is a cluster, or its client is not installed."""
+    clusters = [gateway for gateway in config.gateways if isinstance(gateway, KubernetesGateway)]
+    return KubeAnnouncer(clusters, instance) if clusters and installed() else None
 
 
 def build_recorder(config: Configuration, parts: Parts) -> Recorder | None:

@@ -14,14 +14,21 @@ REPEATABLE = frozenset({Outcome.ALREADY, Outcome.OBSERVED, Outcome.ADVISED, Outc
 FORGET_AFTER_S = 60.0
 
 _Key = tuple[str, str, Knob, str]
+Told = Callable[[Decision, str, str], None]
+"""Called with each decision that is written down, its gateway and its server; both are empty where it is about neither."""
+
+
+def _nobody(decision: Decision, gateway: str, server: str) -> None:
+    return None
 
 
 class DecisionLog:
-    """Writes decisions to the ledger and counts them. ``wall`` gives epoch seconds."""
+    """Writes decisions to the ledger and counts them. ``wall`` gives epoch seconds. ``told`` must not raise nor wait."""
 
-    def __init__(self, ledger: Ledger, wall: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, wall: Callable[[], float], told: Told = _nobody) -> None:
         self._ledger = ledger
         self._wall = wall
+        self._told = told
         self._said: dict[_Key, tuple[tuple[Outcome, str], float]] = {}
         self.counts: dict[tuple[str, Knob, Outcome], int] = {}
 
@@ -37,6 +44,7 @@ class DecisionLog:
         reason: str,
         *,
         code: str = "",
+        gateway: str = "",
         server: str = "",
         lease_expires: float | None = None,
     ) -> Decision | None:
@@ -46,7 +54,9 @@ class DecisionLog:
             return None
         key = (policy, knob, verdict)
         self.counts[key] = self.counts.get(key, 0) + 1
-        return self._ledger.record(now, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)
+        decision = self._ledger.record(now, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)
+        self._told(decision, gateway, server)
+        return decision
 
     def _said_already(self, key: _Key, line: tuple[Outcome, str], now: float) -> bool:
         before = self._said.get(key)

@@ -24,6 +24,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext, takes_out
+from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
@@ -51,7 +52,7 @@ from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reco
 from tailkeeper_watchdog.resolve import strictest
 from tailkeeper_watchdog.settings import ACTING_S, GuardsSettings
 from tailkeeper_watchdog.switches import Switches
-from tailkeeper_watchdog.tick import TickInputs
+from tailkeeper_watchdog.tick import Laps, TickInputs
 from tailkeeper_watchdog.weighing import Weighing
 
 log = structlog.get_logger("tailkeeper.watchdog")
@@ -125,6 +126,8 @@ class Loop:
         self.latest: TickRecord | None = None
         self.inputs: TickInputs | None = None
         """What the latest tick was computed from; None where it failed before it had read anything."""
+        self.laps = Laps(0.0)
+        """How long the steps of the latest tick took."""
         self.report = GatewayReport({}, {})
         self.fleet = succeeded(Fleet(), parts.fleet(), (), 0.0)
         self._able: Mapping[tuple[str, Knob], Support] = parts.reconciler.support(self.fleet.backends)
@@ -152,7 +155,7 @@ class Loop:
         """One tick. Never raises: what goes wrong is in the record."""
         self._tick += 1
         started = self.parts.monotonic()
-        self.inputs = None
+        self.inputs, self.laps = None, Laps(started)
         try:
             async with self._acting:
                 record = await self._steps(started)
@@ -181,23 +184,35 @@ class Loop:
         leases = adopted(noted, self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
         self._learn_support()
+        self._lap(Step.COLLECT)
         snapshot = self._snapshot(collected)
         given = self.inputs = self._given(started, snapshot, collected, noted, rules)
         memory, situation = core.score_fleet(snapshot, collected.records, self.memory, rules)
         situation = core.with_gateways(situation, self.report.servers, leases)
+        self._lap(Step.SCORE)
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms(snapshot.time_unix_s))
+        self._lap(Step.DETECT)
         memory, desired = core.decide_all(situation, memory, rules)
+        self._lap(Step.DECIDE)
         verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
         kept_out = quarantined((lease for lease in leases if self.fleet.owns(lease)), given.attempts, parts.guards)
         told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
         memory = core.keep_book(memory, told, situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
+        self._lap(Step.GUARD)
         executed = await self._act(changes, given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
+        self._lap(Step.ACT)
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
         self._attribute(collected, decisions, situation)
-        return self._record(started, situation, desired, verdicts, decisions)
+        self._lap(Step.ATTRIBUTE)
+        record = self._record(started, situation, desired, verdicts, decisions)
+        self._lap(Step.RECORD)
+        return record
+
+    def _lap(self, step: Step) -> None:
+        self.laps.steps.append((step, self.parts.monotonic()))
 
     async def _ask_who_leads(self) -> str | None:
         """None where we may act; the switches know it from now on, and with them everything that asks them."""

@@ -11,6 +11,7 @@ POLICY = Label("policy", 8, "the policy that wanted it; return is the way back")
 KNOB = Label("knob", 9, "what was to be changed")
 VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
 
+OTLP_OUTCOME = Label("outcome", 4, "offered to the collector, sent, dropped (too much, or too old) or refused")
 TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
 WINDOW = Label("window", 3, "1h, 1d or 30d")
 
@@ -111,6 +112,23 @@ MEMORY_EXHAUSTION = _gauge(
     (BACKEND,),
 )
 
+OTLP_SPANS = Metric(
+    "tailkeeper_watchdog_otlp_spans_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Spans of the watchdog's own ticks by what became of them; there where a collector is configured.",
+    (OTLP_OUTCOME,),
+    Merge.SUM,
+)
+OTLP_LOGS = Metric(
+    "tailkeeper_watchdog_otlp_logs_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Records of the decision log by what became of them on the way to the collector.",
+    (OTLP_OUTCOME,),
+    Merge.SUM,
+)
+
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
@@ -147,4 +165,6 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     FORECAST_P99,
     FORECAST_ERROR_BOUND,
     MEMORY_EXHAUSTION,
+    OTLP_SPANS,
+    OTLP_LOGS,
 )

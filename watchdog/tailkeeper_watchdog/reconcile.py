@@ -378,6 +378,7 @@ class _Run:
             change.value,
             outcome,
             reason,
+            gateway=change.target.gateway,
             server=change.target.server,
             lease_expires=expires,
         )

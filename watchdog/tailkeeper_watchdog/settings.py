@@ -11,7 +11,17 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from tailkeeper_exporter.settings import Auth, BackendSettings, Ratio, Seconds, Settings, check_address, check_url, is_loopback
+from tailkeeper_exporter.settings import (
+    Auth,
+    BackendSettings,
+    Ratio,
+    Seconds,
+    Settings,
+    check_address,
+    check_url,
+    is_loopback,
+    is_same_server,
+)
 from tailkeeper_watchdog.gateways import Gateway
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams
@@ -134,9 +144,19 @@ class AlertmanagerSettings(Settings):
 
 class WatchdogOtlp(Settings):
     endpoint: str | None = None
+    """Of a collector; `/v1/traces` and `/v1/logs` are put behind it. A tick in which something happened is a trace."""
+    headers_file: Path | None = None
+    """Lines of `Name: value`, for example a token."""
     logs: bool = False
+    """The decision log and the findings, one record each; off like the exporter's, because not every collector takes logs."""
 
     _check_endpoint = field_validator("endpoint")(check_url)
+
+    @model_validator(mode="after")
+    def _has_somewhere_to_go(self) -> WatchdogOtlp:
+        if self.endpoint is None and self.logs:
+            raise ValueError("`logs` needs `endpoint`, the address of a collector")
+        return self
 
 
 class RecordsSettings(Settings):
@@ -195,6 +215,10 @@ class WatchdogSettings(Settings):
     def _guarded(self) -> WatchdogSettings:
         if not is_loopback(self.listen) and self.token_file is None:
             raise ValueError(f"listen: {self.listen} is not loopback; set token_file, or listen on 127.0.0.1")
+        if self.otlp.endpoint is not None and is_same_server(self.otlp.endpoint, self.listen):
+            raise ValueError(
+                f"otlp.endpoint: {self.otlp.endpoint} is this watchdog itself (listen: {self.listen}); name a collector"
+            )
         return self
 
     @property

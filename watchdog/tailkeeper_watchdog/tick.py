@@ -1,4 +1,5 @@
-"""What one tick was computed from: everything that the loop read before it decided, and what came of acting. Values only.
+"""What one tick was computed from: everything that the loop read before it decided, and what came of acting. Values only, and
+how long its steps took, which nothing is decided by.
 
 A tick computed again from these inputs gives the same findings, wishes, verdicts and decisions: `records` keeps them and
 `replay` feeds them to the same loop. Whatever a tick comes to look at beside these belongs in here.
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tailkeeper_watchdog.actuators.contract import Support
 from tailkeeper_watchdog.collect.base import Collected
+from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.model import EMPTY, Backend, Knob, Lease
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
 
@@ -42,3 +44,11 @@ class TickInputs:
     """What acting came to; None where the tick did not get that far."""
     acted: float = 0.0
     acted_unix_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Laps:
+    """When a tick began and when each of its steps ended, monotonic seconds. A tick that failed has those it came to."""
+
+    started: float
+    steps: list[tuple[Step, float]] = field(default_factory=list)

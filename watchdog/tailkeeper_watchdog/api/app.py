@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -74,6 +74,7 @@ class Watched:
     modes: Mapping[str, Mode]
     tick_s: float
     insights: Insights
+    more: Callable[[], Iterable[Series]]
 
     @property
     def names(self) -> frozenset[str]:
@@ -118,8 +119,9 @@ def build_api(
     modes: Mapping[str, Mode],
     tick_s: float,
     insights: Insights,
+    more: Callable[[], Iterable[Series]] = tuple,
 ) -> FastAPI:
-    """The application, without the gate in front of it (``security.Gate``)."""
+    """The application, without the gate in front of it (``security.Gate``). ``more`` are series for its page of metrics."""
     trends = Trends()
     # A redirect to the path without its slash would go to whatever host the request names.
     api = FastAPI(
@@ -131,7 +133,7 @@ def build_api(
         responses=DOCUMENTED,
         lifespan=_following(trends, loop),
     )
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights)
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, more)
     add_handlers(api)
     _add_reads(api, watched)
     _add_baselines(api, watched)
@@ -225,7 +227,7 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     promises = tuple(slo.series(insights.slo, watched.loop.parts.wall()))
     hardware = () if latest is None else insights.capacity.view(latest.situation)
     pages = insights.forecast.view(watched.loop.fleet.backends)
-    return chain(promises, capacity.series(hardware), forecast.series(pages))
+    return chain(promises, capacity.series(hardware), forecast.series(pages), tuple(watched.more()))
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from tailkeeper_exporter.catalog import SIGNALS
+from tailkeeper_exporter.catalog import SIGNALS, Kind
 from tailkeeper_exporter.catalog import Metric as Declared
 from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.api.documents import known_p99
@@ -26,7 +26,7 @@ ACCEPT_LIMIT_CHARS = 4_096
 """Ten times Prometheus 3's header."""
 
 Series = tuple[Declared, Sequence[tuple[tuple[str, ...], float | None]]]
-"""A gauge and its values by labels; what is None is not emitted."""
+"""A gauge or a counter, and its values by labels; what is None is not emitted."""
 
 
 class TickDurations:
@@ -51,10 +51,21 @@ def _gauge(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | Non
     return family
 
 
+def _family(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | None]]) -> Metric:
+    """As ``_gauge``, and a counter for what is declared as one."""
+    if declared.kind is not Kind.COUNTER:
+        return _gauge(declared, rows)
+    family = CounterMetricFamily(declared.name.removesuffix("_total"), declared.help, labels=declared.label_names)
+    for labels, value in rows:
+        if value is not None:
+            family.add_metric(labels, value)
+    return family
+
+
 class WatchdogCollector(Collector):
     """One page from one record. Copies what the loop goes on counting, so that a page may be written beside it.
 
-    ``paused`` None means that the switch cannot be read. ``more`` are gauges beside those of the record, asked for once.
+    ``paused`` None means that the switch cannot be read. ``more`` are series beside those of the record, asked for once.
     """
 
     def __init__(
@@ -76,7 +87,7 @@ class WatchdogCollector(Collector):
         if self._record is not None:
             yield from _of_backends(self._record)
         for declared, rows in self._more:
-            yield _gauge(declared, rows)
+            yield _family(declared, rows)
 
     def _tick_duration(self) -> Metric:
         declared = metrics.TICK_DURATION

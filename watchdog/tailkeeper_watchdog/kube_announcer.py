@@ -1,0 +1,122 @@
+"""Tells a cluster's own events what was changed in it. Beside the loop, never in it: ``offer`` only queues.
+
+What waits is bounded, the oldest goes first. A cluster that takes no events costs a line in the log, once, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from tailkeeper_watchdog.actuators.calls import CallError
+from tailkeeper_watchdog.actuators.kube_api import KubeConnection
+from tailkeeper_watchdog.actuators.kube_events import Announcement, announce
+from tailkeeper_watchdog.actuators.kube_objects import place_of
+from tailkeeper_watchdog.gateways import KubernetesGateway
+from tailkeeper_watchdog.happenings import names
+from tailkeeper_watchdog.happenings.teller import Happening
+from tailkeeper_watchdog.model import Outcome, Severity
+
+MAX_WAITING = 256
+"""Some hundred kilobytes. A change at more servers at once is one matter, and the first ones say so."""
+DEADLINE_S = 5.0
+"""For one event: a look at the object, and the write."""
+MAX_ANNOTATION_CHARS = 256
+REASONS: Mapping[str, str] = {
+    Outcome.APPLIED.value: "TailkeeperApplied",
+    Outcome.RELEASED.value: "TailkeeperReleased",
+    Outcome.EXPIRED.value: "TailkeeperExpired",
+    Outcome.FAILED.value: "TailkeeperFailed",
+    Outcome.CONTENDED.value: "TailkeeperContended",
+}
+"""By verdict. What was only observed or refused has changed nothing in the cluster."""
+
+
+class KubeAnnouncer:
+    """Owns its queue and its connections, one for each gateway of that kind. ``instance`` is this run of the watchdog."""
+
+    def __init__(self, gateways: Iterable[KubernetesGateway], instance: str, log: Any = None) -> None:
+        self._connections = {g.name: KubeConnection(g.kubeconfig, g.in_cluster) for g in gateways}
+        self._instance = instance
+        self._log = structlog.get_logger("tailkeeper.watchdog") if log is None else log
+        self._waiting: deque[Happening] = deque()
+        self._arrived = asyncio.Event()
+        self._said: dict[str, str] = {}
+        self.written = 0
+        self.dropped = 0
+
+    def offer(self, happenings: Iterable[Happening]) -> None:
+        """Queue those that changed something in a cluster."""
+        for one in happenings:
+            if one.gateway in self._connections and one.values.get(names.VERDICT) in REASONS:
+                self._waiting.append(one)
+                self._arrived.set()
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self.dropped += 1
+
+    async def run(self) -> None:
+        """Write until cancelled, one event after the other."""
+        try:
+            while True:
+                await self._arrived.wait()
+                while self._waiting:
+                    await self._write(self._waiting.popleft())
+                self._arrived.clear()
+        finally:
+            for connection in self._connections.values():
+                await connection.close()
+
+    async def _write(self, one: Happening) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._announce(one)
+            error = ""
+        except TimeoutError:
+            error = f"no answer within {DEADLINE_S:g} s"
+        except CallError as failure:
+            error = failure.message
+        except Exception as failure:  # what nobody foresaw costs this event; ending here would end all of them
+            error = f"internal error: {type(failure).__name__}"
+        self.dropped += bool(error)
+        self._say(one.gateway, error)
+
+    async def _announce(self, one: Happening) -> None:
+        place = place_of(one.server)
+        if place is None:
+            return
+        api = await self._connections[one.gateway].opened()
+        self.written += await announce(api, place, announcement_of(one, self._instance))
+
+    def _say(self, gateway: str, error: str) -> None:
+        """Once, and again when it changes."""
+        if error == self._said.get(gateway, ""):
+            return
+        self._said[gateway] = error
+        if error:
+            self._log.warning("the cluster takes no events of ours", gateway=gateway, reason=error)
+        else:
+            self._log.info("the cluster takes events of ours again", gateway=gateway)
+
+
+def announcement_of(one: Happening, instance: str) -> Announcement:
+    told = {
+        names.STRATEGY: one.strategy,
+        names.TRIGGER: one.trigger.value,
+        names.PHASE: one.phase.value,
+        names.BACKEND: one.backend,
+        **one.values,
+    }
+    annotations = {name: str(told[name])[:MAX_ANNOTATION_CHARS] for name in names.ANNOTATED if told.get(name) is not None}
+    return Announcement(
+        reason=REASONS[str(one.values[names.VERDICT])],
+        message=one.sentence,
+        is_warning=one.severity is not Severity.INFO,
+        at_unix_s=one.at_unix_s,
+        annotations=annotations,
+        key=f"{instance}/{one.gateway}/{one.values.get(names.DECISION_ID)}",
+    )
