@@ -13,6 +13,12 @@ VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, fai
 
 TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
 WINDOW = Label("window", 3, "1h, 1d or 30d")
+FINDING_KIND = Label("kind", 13, "what kind of finding it is")
+SEVERITY = Label("severity", 3, "page, ticket or info")
+DIMENSION = Label(
+    "dimension", 12, "what a share of a finding's cause is a share of: stage, resource, tenant, …; other for the rest"
+)
+VALUE = Label("value", 64, "which stage, resource or tenant, cut to 60 characters")
 
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -41,6 +47,31 @@ TICK_DURATION = Metric(
 )
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
+
+FINDINGS_OPEN = _gauge(
+    "tailkeeper_findings_open",
+    Unit.ONE,
+    "Open findings; without a backend every kind and severity stands at 0 or more, and what is found of a pool has its name.",
+    (BACKEND, FINDING_KIND, SEVERITY),
+)
+LEASES_IN_FORCE = _gauge(
+    "tailkeeper_leases_in_force",
+    Unit.ONE,
+    "Changes of ours at gateways that are in force, or may be; without a backend every knob stands at 0.",
+    (BACKEND, KNOB),
+)
+FINDING_SHARE = _gauge(
+    "tailkeeper_finding_share",
+    Unit.RATIO,
+    "Share of an open finding that a cause explains: its five largest, and the rest as other, together 1.",
+    (BACKEND, FINDING_KIND, SIGNAL, DIMENSION, VALUE),
+)
+FINDING_CONFIDENCE = _gauge(
+    "tailkeeper_finding_confidence",
+    Unit.RATIO,
+    "How sure such a share is, 1 is certain; none for other.",
+    (BACKEND, FINDING_KIND, SIGNAL, DIMENSION, VALUE),
+)
 
 SLO_COMPLIANCE = _gauge(
     "tailkeeper_slo_compliance_ratio",
@@ -135,6 +166,10 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     TICK_DURATION,
     OBSERVATION_AGE,
     PAUSED,
+    FINDINGS_OPEN,
+    LEASES_IN_FORCE,
+    FINDING_SHARE,
+    FINDING_CONFIDENCE,
     SLO_COMPLIANCE,
     SLO_WEIGHTED,
     SLO_BUDGET_LEFT,
