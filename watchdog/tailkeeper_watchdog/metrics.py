@@ -6,6 +6,7 @@ from __future__ import annotations
 from tailkeeper_exporter.catalog import BACKEND, SIGNAL, Kind, Label, Merge, Metric, Unit
 
 FACTOR = Label("factor", 4, "latency, error_rate, cpu_usage or uptime")
+COST = Label("factor", 11, "latency, error_rate, cpu_usage, uptime, or the state that rules the score out")
 DETECTOR = Label("detector", 8, "the detector that found it")
 POLICY = Label("policy", 8, "the policy that wanted it; return is the way back")
 KNOB = Label("knob", 9, "what was to be changed")
@@ -29,6 +30,12 @@ def _gauge(name: str, unit: Unit, text: str, labels: tuple[Label, ...] = ()) -> 
 
 HSCORE = _gauge("tailkeeper_hscore", Unit.RATIO, "Health score of a backend, 1 is best; absent while unknown.", (BACKEND,))
 HSCORE_FACTOR = _gauge("tailkeeper_hscore_factor", Unit.RATIO, "Goodness of one factor of the score.", (BACKEND, FACTOR))
+DOMINANT_FACTOR = _gauge(
+    "tailkeeper_dominant_factor",
+    Unit.ONE,
+    "1 for what costs a backend's score most; absent where nothing costs anything, or the score is unknown.",
+    (BACKEND, COST),
+)
 BACKEND_P99 = _gauge("tailkeeper_backend_p99_seconds", Unit.SECONDS, "P99 over the window.", (BACKEND, SIGNAL))
 DRIFT_ACTIVE = _gauge(
     "tailkeeper_drift_active",
@@ -38,6 +45,12 @@ DRIFT_ACTIVE = _gauge(
 )
 DESIRED_WEIGHT = _gauge(
     "tailkeeper_desired_weight", Unit.RATIO, "Share of its normal weight that the policies want a backend to have.", (BACKEND,)
+)
+ACTUAL_WEIGHT = _gauge(
+    "tailkeeper_actual_weight",
+    Unit.RATIO,
+    "Share of its normal weight that a backend has at the first of its gateways that tells, 0 while drained; else absent.",
+    (BACKEND,),
 )
 DECISIONS = Metric(
     "tailkeeper_decisions_total", Kind.COUNTER, Unit.ONE, "Decisions by how they ended.", (POLICY, KNOB, VERDICT), Merge.SUM
@@ -159,9 +172,11 @@ BREAKER_FAILURES, BREAKER_REQUESTS, BREAKER_ERROR_RATIO = 5, 10, 0.25
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,
     HSCORE_FACTOR,
+    DOMINANT_FACTOR,
     BACKEND_P99,
     DRIFT_ACTIVE,
     DESIRED_WEIGHT,
+    ACTUAL_WEIGHT,
     DECISIONS,
     TICK_DURATION,
     OBSERVATION_AGE,
