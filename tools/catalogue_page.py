@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "verdict": ("applied", "refused", "failed"),
     "quantization": ("fp16",),
     "canary_revision": ("v1",),
+    "severity": ("page", "ticket", "info"),
     "tier": ("default",),
     "window": ("1h", "1d", "30d"),
     "dimension": ("stage", "resource"),
