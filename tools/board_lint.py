@@ -34,7 +34,9 @@ UIDS = {kind: f"${{{name}}}" for name, _, kind in SOURCES}
 DATASOURCE_UID = UIDS["prometheus"]
 WORDS_ALONE = ("text",)
 """Types of panels that ask nothing."""
-FIXED_WINDOWS = ("last hour", "5 minutes")
+COUNTER_FUNCTIONS = ("rate", "irate", "increase")
+"""Of a gauge they give nonsense."""
+FIXED_WINDOWS = ("last hour", "5 minutes", "this time range")
 """A fixed window is allowed where the title or the description says which."""
 
 
@@ -63,7 +65,7 @@ def _unknown_variables(board: Json) -> Iterator[str]:
     for panel in board["panels"]:
         for target in panel.get("targets", []):
             asked = target.get("expr") or target.get("query") or ""
-            for name in re.findall(r"\$\{?(\w+)", asked):
+            for name in re.findall(r"\$\{?([a-zA-Z_]\w*)", asked):
                 if name not in known and not name.startswith("__"):
                     yield f"panel {panel['title']!r}: query {target['refId']}: there is no variable {name}"
 
@@ -173,7 +175,7 @@ def _target(panel: Json, target: Json) -> Iterator[str]:
     yield from _windows(panel, expression)
     yield from _unit(panel, target, expression)
     over_time = not target.get("instant") and "histogram_quantile" in expression.functions
-    if over_time and not target.get("exemplar"):
+    if over_time and not any(other.get("exemplar") for other in panel["targets"]):
         yield "exemplar: a quantile over time shows single requests; set exemplar"
 
 
@@ -216,7 +218,7 @@ def _windows(panel: Json, expression: Expression) -> Iterator[str]:
     for call in expression.windows:
         name = call.metric
         metric = metric_of(name)
-        if metric is not None and metric.kind is Kind.GAUGE:
+        if metric is not None and metric.kind is Kind.GAUGE and call.function in COUNTER_FUNCTIONS:
             yield f"{call.function}({name}): is a gauge"
         if call.window != "$__rate_interval" and not any(window in said for window in FIXED_WINDOWS):
             yield f"[{call.window}]: must be $__rate_interval, or the title must say the window"

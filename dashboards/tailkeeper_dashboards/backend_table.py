@@ -50,7 +50,7 @@ def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
     # increase() estimates between scrapes; a number of requests is whole.
     requests = f"round({by('sum', queries.BY_BACKEND, f'increase({count(TTFT, *per_model)}[5m])')})"
     late = threshold_steps((0, style.GREEN), (settings.slo_ttft_s, style.RED))
-    full = threshold_steps((0.8, style.ORANGE), (0.9, style.RED))
+    full = threshold_steps((0, style.NEUTRAL), (0.8, style.ORANGE), (0.9, style.RED))
     return (
         # Only there where the series have the label.
         Column("Cluster", None, source=CLUSTER.name),
@@ -58,7 +58,7 @@ def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
         Column("State", queries.current_state(), source=STATE.name, width=120, overrides=_state_cell()),
         Column("HScore", queries.of_backend(HSCORE), style.unit_of(HSCORE), width=140, overrides=_score_cell()),
         Column("Why", _why(), source=COST.name, width=95, overrides={"mappings": _factor_words()}),
-        Column("≥", saturated, style.COUNT_UNIT, width=40, overrides={"mappings": _saturated_words()}),
+        Column("≥", saturated, style.COUNT_UNIT, width=50, overrides={"mappings": _saturated_words()}),
         Column(
             f"P99 TTFT (SLO {slo})",
             quantile(0.99, TTFT, queries.BY_BACKEND, "5m", *per_model),

@@ -64,7 +64,7 @@ def _one_bar_each() -> tuple[DataTransformerConfig, ...]:
     seconds = {
         "mode": "binary",
         "alias": THIS,
-        "binary": {"left": "duration", "operator": "/", "right": str(NS_PER_S)},
+        "binary": {"left": "Duration", "operator": "/", "right": str(NS_PER_S)},
         "replaceFields": False,
     }
     names = {"name": "stage", THIS: THIS, "Value #B": MEDIAN, "Value #C": TAIL}
@@ -95,15 +95,16 @@ def shares(settings: BoardSettings, place: Place) -> table.Panel:
     confidence = by("max", labels, series(FINDING_CONFIDENCE, *queries.OF_BACKEND))
     columns = (
         Column("Cluster", None, source=CLUSTER.name),
-        Column("Backend", None, source=BACKEND.name, width=90),
-        Column("Finding", None, source=FINDING_KIND.name, width=110),
-        Column("Cause", None, source=DIMENSION.name, width=90),
+        Column("Backend", None, source=BACKEND.name, width=80),
+        Column("Finding", None, source=FINDING_KIND.name, width=90),
+        Column("Cause", None, source=DIMENSION.name, width=80),
         Column("Which", None, source=VALUE.name),
-        Column("Share", share, style.unit_of(FINDING_SHARE), width=150, overrides=bar),
-        Column("Sure", confidence, style.unit_of(FINDING_CONFIDENCE), width=80, overrides=sure),
+        Column("Share", share, style.unit_of(FINDING_SHARE), width=130, overrides=bar),
+        Column("Sure", confidence, style.unit_of(FINDING_CONFIDENCE), width=70, overrides=sure),
     )
     panel = fill_table(table.Panel(), columns).thresholds(style.steps()).mappings([style.missing("–")])
-    panel = panel.sort_by([common.TableSortByFieldState().display_name("Share").desc(True)])
+    order = (("Backend", False), ("Finding", False), ("Share", True))
+    panel = panel.sort_by([common.TableSortByFieldState().display_name(name).desc(desc) for name, desc in order])
     return framed(panel, about, elsewhere(settings, HEALING_UID))
 
 

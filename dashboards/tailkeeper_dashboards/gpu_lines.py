@@ -1,8 +1,9 @@
-"""The GPUs behind the chosen backends: used, full, clocked down, held back. Each panel takes the matchers that choose the GPU."""
+"""The GPUs behind the chosen backends: used, full, clocked down, held back. Each panel is told which GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import dashboard, statetimeline, timeseries
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
@@ -18,22 +19,41 @@ from tailkeeper_exporter.catalog import (
     GPU_THROTTLED,
     GPU_UTILIZATION,
     THROTTLE,
+    Label,
     Metric,
 )
 
 Links = Sequence[dashboard.DashboardLink]
-PanelOfGpu = Callable[[Links, Place, Sequence[Matcher]], timeseries.Panel | statetimeline.Panel]
-BY_GPU = (*queries.BY_BACKEND, GPU)
 MOST_LINES = 16
 """Two full nodes; more cannot be told apart."""
 UNSUPPORTED = "not reported by this GPU"
 
 
-def _each(metric: Metric, of: Sequence[Matcher]) -> str:
-    return f"topk({MOST_LINES}, {by('max', BY_GPU, series(metric, *of))})"
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which GPUs, and what a line stands for: a backend by its highest GPU, in that backend's colour, or each GPU by itself."""
+
+    of: tuple[Matcher, ...]
+    each_gpu: bool = False
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        return (*queries.BY_BACKEND, GPU) if self.each_gpu else queries.BY_BACKEND
+
+    @property
+    def legend(self) -> str:
+        return "{{backend}} …{{end}}" if self.each_gpu else "{{backend}}"
+
+    def lines(self, metric: Metric, operator: str = "max") -> str:
+        """The series of a gauge. A UUID is told by its last four characters, which fit beside a graph."""
+        highest = f"topk({MOST_LINES}, {by(operator, self.labels, series(metric, *self.of))})"
+        return f'label_replace({highest}, "end", "$1", "{GPU.name}", ".*(.{{4}})")' if self.each_gpu else highest
 
 
-def utilization(links: Links, place: Place, of: Sequence[Matcher]) -> timeseries.Panel:
+PanelOfGpu = Callable[[Links, Place, Chosen], timeseries.Panel | statetimeline.Panel]
+
+
+def utilization(links: Links, place: Place, chosen: Chosen) -> timeseries.Panel:
     about = About(
         "Was the GPU busy?",
         "Share of time in which a kernel ran; 0 % with requests in flight is a hang, 100 % alone is no fault.",
@@ -41,11 +61,11 @@ def utilization(links: Links, place: Place, of: Sequence[Matcher]) -> timeseries
         UNSUPPORTED,
         place,
     )
-    panel = lines().min(0).max(1).with_target(target(_each(GPU_UTILIZATION, of), legend="{{backend}} {{gpu}}"))
+    panel = lines().min(0).max(1).with_target(target(chosen.lines(GPU_UTILIZATION), legend=chosen.legend))
     return framed(panel, about, links)
 
 
-def memory(links: Links, place: Place, of: Sequence[Matcher]) -> timeseries.Panel:
+def memory(links: Links, place: Place, chosen: Chosen) -> timeseries.Panel:
     about = About(
         "Was its memory full?",
         "GPU memory in use; the dashed line is what is installed, and an engine that reserves its cache sits just below it.",
@@ -53,34 +73,36 @@ def memory(links: Links, place: Place, of: Sequence[Matcher]) -> timeseries.Pane
         UNSUPPORTED,
         place,
     )
-    panel = lines().min(0).with_target(target(_each(GPU_MEMORY_USED, of), "A", "{{backend}} {{gpu}}"))
-    panel = panel.with_target(target(f"max({series(GPU_MEMORY_TOTAL, *of)})", "B", "installed"))
+    panel = lines().min(0).with_target(target(chosen.lines(GPU_MEMORY_USED), "A", chosen.legend))
+    panel = panel.with_target(target(f"max({series(GPU_MEMORY_TOTAL, *chosen.of)})", "B", "installed"))
     dashed = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [4, 6]})
     panel = panel.override_by_name("installed", [fixed_color(style.GREY), dashed, DynamicConfigValue("custom.lineWidth", 1)])
     return framed(panel, about, links)
 
 
-def clocks(links: Links, place: Place, of: Sequence[Matcher]) -> timeseries.Panel:
+def clocks(links: Links, place: Place, chosen: Chosen) -> timeseries.Panel:
     about = About(
         "Was it clocked down?",
-        "Clock of the streaming multiprocessors; a fall under load means heat, power or somebody's limit.",
+        "Clock of the streaming multiprocessors, the slowest of a backend's; a fall under load means heat, power or a limit.",
         style.unit_of(GPU_SM_CLOCK),
         UNSUPPORTED,
         place,
     )
-    panel = lines().min(0).with_target(target(_each(GPU_SM_CLOCK, of), legend="{{backend}} {{gpu}}"))
+    panel = lines().min(0).with_target(target(chosen.lines(GPU_SM_CLOCK, "min"), legend=chosen.legend))
     return framed(panel, about, links)
 
 
-def held_back(links: Links, place: Place, of: Sequence[Matcher]) -> statetimeline.Panel:
+def held_back(links: Links, place: Place, chosen: Chosen) -> statetimeline.Panel:
     about = About(
         "What held its clocks back?",
-        "One band a reason that the driver gives, orange while it holds the clocks back.",
+        "One band a reason that held the clocks of a chosen GPU back at any moment of this time range, orange while it did.",
         style.unit_of(GPU_THROTTLED),
-        "nothing reported",
+        "nothing did, or it is not reported",
         place,
     )
-    each = by("max", (*BY_GPU, THROTTLE), series(GPU_THROTTLED, *of))
+    labels = (*queries.BY_BACKEND, THROTTLE)
+    held = series(GPU_THROTTLED, *chosen.of)
+    each = f"{by('max', labels, held)} and {by('max', labels, f'max_over_time({held}[$__range])')} > 0"
     words = style.value_map({"0": ("free", style.GREY), "1": ("held back", style.ORANGE)})
     panel = state_bands().mappings([words, style.missing("unknown")])
-    return framed(panel.with_target(target(f"topk({MOST_LINES}, {each})", legend="{{backend}} {{reason}}")), about, links)
+    return framed(panel.with_target(target(f"topk({MOST_LINES}, {each})", legend="{{reason}}")), about, links)

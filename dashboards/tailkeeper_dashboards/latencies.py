@@ -25,7 +25,7 @@ def quantiles(
     for ref, q in zip("ABC", QUANTILES, strict=True):
         name = f"P{q * 100:.0f}"
         asked = quantile(q, metric, (CLUSTER,), window, *queries.OF_MODEL)
-        panel = panel.with_target(target(asked, ref, name, exemplar=True))
+        panel = panel.with_target(target(asked, ref, name, exemplar=name == "P99"))
         strength = [fixed_color(style.QUANTILE_COLORS[name]), DynamicConfigValue("custom.lineWidth", 2 if name == "P99" else 1)]
         panel = panel.override_by_name(name, strength)
     panel = panel.with_target(target(queries.samples(metric, window, CLUSTER), "D", counted))

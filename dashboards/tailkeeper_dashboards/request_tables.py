@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import table
 from grafana_foundation_sdk.cog import builder as cog
@@ -23,30 +23,37 @@ AROUND_MS = 240_000
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What one data source calls the columns that the table shows, and those that only its links need."""
+    """What one data source calls the columns that the table shows, and those that only its links need.
 
-    started: str
+    Transformations go by the name that a column is shown under, which ``when_shown`` is for the time; links by its own.
+    """
+
+    when: str
+    when_shown: str
+    header: str
     backend: str
     request: str
     ttft: str
     outcome: str
     gpu: str
     trace: str
-    hidden: Sequence[str] = field(default_factory=tuple)
 
 
 SPAN_FIELDS = Fields(
-    started="time",
+    when="time",
+    when_shown="Start time",
+    header="Started",
     backend=names.BACKEND,
     request=names.REQUEST_ID,
     ttft=names.TTFT,
     outcome=names.OUTCOME,
     gpu=names.GPU,
     trace="traceIdHidden",
-    hidden=("traceService", "traceName", "spanID", "name", "duration", names.REQUEST_MODEL),
 )
 LINE_FIELDS = Fields(
-    started="Time",
+    when="Time",
+    when_shown="Time",
+    header="Ended",
     backend=requests.label(names.BACKEND),
     request=requests.label(names.REQUEST_ID),
     ttft=requests.label(names.TTFT),
@@ -105,7 +112,7 @@ def _worst_first(fields: Fields) -> tuple[DataTransformerConfig, ...]:
     """Attributes come as text, so that 10 would stand before 9."""
     number = {"targetField": fields.ttft, "destinationType": "number"}
     shown = {
-        fields.started: "Started" if fields is SPAN_FIELDS else "Ended",
+        fields.when_shown: fields.header,
         fields.request: "Request",
         fields.backend: "Backend",
         fields.ttft: "First token",
@@ -127,10 +134,9 @@ def _worst_first(fields: Fields) -> tuple[DataTransformerConfig, ...]:
 def _cells(settings: BoardSettings, fields: Fields) -> Mapping[str, Mapping[str, object]]:
     late = threshold_steps((settings.slo_ttft_s, style.RED))
     outcome = {name: (name, color) for name, color in style.OUTCOME_COLORS.items() if name != "ok"}
-    clock = {"unit": "time:HH:mm:ss", "custom.width": 80}
+    for_links_only = {"custom.hidden": True, "custom.hideFrom": {"viz": True}}  # Grafana 11 and 12 call it differently.
     return {
-        "Started": clock,
-        "Ended": clock,
+        fields.header: {"unit": "time:HH:mm:ss", "custom.width": 80},
         "Request": {"links": [{"title": "Why did this request wait?", "url": request_url(fields)}]},
         "Backend": {"custom.width": 90},
         "First token": {"unit": "s", "custom.width": 95, "thresholds": late, "custom.cellOptions": {"type": "color-text"}},
@@ -139,8 +145,8 @@ def _cells(settings: BoardSettings, fields: Fields) -> Mapping[str, Mapping[str,
             "mappings": [style.value_map({"ok": ("ok", style.NEUTRAL), **outcome})],
             "custom.cellOptions": {"type": "color-text"},
         },
-        "GPU": {"custom.hidden": True},
-        "Trace": {"custom.hidden": True},
+        "GPU": for_links_only,
+        "Trace": for_links_only,
     }
 
 
@@ -148,5 +154,5 @@ def request_url(fields: Fields) -> str:
     """This board for the clicked row: its request, trace, backend and GPU, and the minutes around it."""
     chosen = {"request_id": fields.request, "trace_id": fields.trace, "backend": fields.backend, "gpu": fields.gpu}
     values = "".join(f'&var-{name}=${{__data.fields["{column}"]:percentencode}}' for name, column in chosen.items())
-    around = f'&time=${{__data.fields["{fields.started}"].numeric}}&time.window={AROUND_MS}'
+    around = f'&time=${{__data.fields["{fields.when}"].numeric}}&time.window={AROUND_MS}'
     return board_url(ROOT_CAUSE_UID, "backend", time=False) + values + around

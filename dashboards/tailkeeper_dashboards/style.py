@@ -126,8 +126,8 @@ def steps(*bounds: tuple[float, str]) -> dashboard_builders.ThresholdsConfig:
     return dashboard_builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(levels)
 
 
-QUANTILE_COLORS: Mapping[str, str] = {"P50": "#7fb8c9", "P95": "#3ba0bd", "P99": "#0b87b0"}
-"""Three strengths of one hue, where the quantiles of one thing stand together."""
+QUANTILE_COLORS: Mapping[str, str] = {"P50": "#557f8c", "P95": "#4499b3", "P99": "#2fb6de"}
+"""Three strengths of one hue that both themes show, where the quantiles of one thing stand together."""
 STAGE_COLORS: Mapping[str, str] = {"queue": "#b8860b", "prefill": "#3ba0bd", "decode": "#6b7fa8"}
 """Of one request, in the order in which they happen."""
 

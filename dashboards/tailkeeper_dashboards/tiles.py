@@ -5,21 +5,18 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard, stat
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
-from tailkeeper_alerts.promql import by, eq, quantile, regex, series
+from tailkeeper_alerts.promql import eq, quantile, series
 from tailkeeper_dashboards import queries, style
 from tailkeeper_dashboards.panels import About, Place, big_number, board_link, board_url, framed, link, now, threshold_steps
 from tailkeeper_dashboards.queries import IN_CLUSTER
 from tailkeeper_dashboards.settings import BACKEND_UID, FLEET_UID, HEALING_UID, NAMES, ROOT_CAUSE_UID, BoardSettings
 from tailkeeper_exporter.catalog import TTFT
 from tailkeeper_watchdog.metrics import (
-    DECISIONS,
-    DESIRED_WEIGHT,
     FINDINGS_OPEN,
     HSCORE,
     LEASES_IN_FORCE,
     PAUSED,
     SLO_BUDGET_LEFT,
-    VERDICT,
     WINDOW,
 )
 
@@ -76,7 +73,7 @@ def worst(settings: BoardSettings, place: Place) -> stat.Panel:
 def serving(settings: BoardSettings, place: Place) -> stat.Panel:
     """Backends that take work, and those that do not."""
     about = About(
-        "Backends serving",
+        "Serving",
         "How many backends take requests (serving or busy), and how many do not.",
         style.COUNT_UNIT,
         "none seen",
@@ -91,54 +88,10 @@ def serving(settings: BoardSettings, place: Place) -> stat.Panel:
     return framed(panel.override_by_name("not serving", worrying), about, why(settings))
 
 
-def held_back(settings: BoardSettings, place: Place) -> stat.Panel:
-    """Backends that the watchdog wants below their normal weight."""
-    about = About(
-        "Held back",
-        "Backends that the watchdog wants below their normal weight; in observe mode it only says so.",
-        style.COUNT_UNIT,
-        "no watchdog",
-        place,
-    )
-    panel = big_number(about, ((1, style.BLUE),))
-    return framed(panel.with_target(now(f"sum({queries.of_backend(DESIRED_WEIGHT)} < bool 1)")), about, why(settings))
-
-
-def decisions(settings: BoardSettings, place: Place) -> stat.Panel:
-    """How the watchdog's decisions of the last hour ended."""
-    verdicts = series(DECISIONS, regex(VERDICT, "|".join(style.VERDICT_COLORS)))
-    about = About(
-        "Decisions, last hour",
-        "What the watchdog changed, was not allowed to change, and failed to change in the last hour.",
-        style.COUNT_UNIT,
-        "none yet",
-        place,
-    )
-    panel = big_number(about, (), named=True).decimals(0)
-    panel = panel.with_target(now(by("sum", (VERDICT,), f"increase({verdicts}[1h])"), legend="{{verdict}}"))
-    for verdict, color in style.VERDICT_COLORS.items():
-        panel = panel.override_by_name(verdict, [DynamicConfigValue("thresholds", threshold_steps((0.5, color)))])
-    return framed(panel, about, why(settings))
-
-
-def watching(settings: BoardSettings, place: Place) -> stat.Panel:
-    """Whether the watchdog watches, and whether it may act."""
-    about = About(
-        "Watchdog",
-        "Whether the watchdog is watching, and whether somebody paused its actions.",
-        style.unit_of(PAUSED),
-        "not seen",
-        place,
-    )
-    words = style.value_map({"0": ("watching", style.GREEN), "1": ("paused", style.ORANGE)})
-    panel = big_number(about, ()).mappings([words, style.missing(about.no_value)])
-    return framed(panel.with_target(now(f"max({series(PAUSED)})")), about, why(settings))
-
-
 def budget(settings: BoardSettings, place: Place) -> stat.Panel:
     """What is left of the month's error budget, of the tier that has least."""
     about = About(
-        "Error budget left, 30 days",
+        "Budget, 30 days",
         f"The rest of the {1 - settings.objective:.1%} of requests that may fail or come late in 30 days, of the tier with the "
         "least left; the watchdog counts it for the whole fleet, whatever is chosen above.",
         style.unit_of(SLO_BUDGET_LEFT),
@@ -163,27 +116,30 @@ def findings(settings: BoardSettings, place: Place) -> stat.Panel:
     for ref, severity, color in (("A", "page", style.RED), ("B", "ticket", style.ORANGE)):
         panel = panel.with_target(now(queries.open_findings(severity), ref, severity))
         panel = panel.override_by_name(severity, [DynamicConfigValue("thresholds", threshold_steps((1, color)))])
-    return framed(panel, about, elsewhere(settings, HEALING_UID))
+    return framed(panel, about, [link("Open Self-healing", board_url(HEALING_UID))])
 
 
 def actions(settings: BoardSettings, place: Place) -> stat.Panel:
-    """Changes of ours at gateways, now."""
+    """Changes of ours at gateways, and whether the watchdog may make any."""
     about = About(
-        "Our actions in force",
-        "Changes that the watchdog made at gateways and that have not been given back yet.",
+        "Our actions",
+        "Changes that the watchdog made at gateways and has not given back yet, and whether somebody paused it.",
         style.unit_of(LEASES_IN_FORCE),
         "no watchdog",
         place,
     )
-    panel = big_number(about, ((1, style.BLUE),)).decimals(0)
-    return framed(panel.with_target(now(queries.leases())), about, elsewhere(settings, HEALING_UID))
+    panel = big_number(about, ((1, style.BLUE),), named=True).decimals(0).with_target(now(queries.leases(), "A", "in force"))
+    panel = panel.with_target(now(f"max({series(PAUSED, IN_CLUSTER)})", "B", "watchdog"))
+    words = [style.value_map({"0": ("watching", style.NEUTRAL), "1": ("paused", style.ORANGE)}), style.missing("not seen")]
+    panel = panel.override_by_name("watchdog", [DynamicConfigValue("mappings", words)])
+    return framed(panel, about, [link("Open Self-healing", board_url(HEALING_UID))])
 
 
 def slowest(settings: BoardSettings, place: Place) -> stat.Panel:
     """The P99 of the first token of the slowest backend that is chosen, with its n."""
     slo = style.seconds_text(settings.slo_ttft_s)
     about = About(
-        f"P99 first token now (SLO {slo})",
+        f"P99 first token (SLO {slo})",
         "The slowest chosen backend over the last 5 minutes, with its number of requests n; ≥ says that P99 lies beyond the "
         "engine's last bucket.",
         style.unit_of(TTFT),
@@ -199,4 +155,4 @@ def slowest(settings: BoardSettings, place: Place) -> stat.Panel:
     panel = panel.with_target(now(n, "C", "n"))
     plain = [DynamicConfigValue("unit", style.COUNT_UNIT), DynamicConfigValue("thresholds", threshold_steps())]
     panel = panel.override_by_query("C", plain).data_links([its_requests("__field.labels.backend")])
-    return framed(panel, about, elsewhere(settings, FLEET_UID, BACKEND_UID))
+    return framed(panel, about, [link("Open Fleet SLA", board_url(FLEET_UID))])

@@ -113,8 +113,8 @@ def test_a_board_follows_grafanas_own_schemas(uid: str) -> None:
     [
         (FLEET_UID, "panels.0.gridPos.w", "six"),
         (FLEET_UID, "panels.0.options.colorMode", "sideways"),
-        (FLEET_UID, "panels.8.targets.0.expr", 7),
-        (FLEET_UID, "panels.10.options.showValue", "sometimes"),
+        (FLEET_UID, "panels.7.targets.0.expr", 7),
+        (FLEET_UID, "panels.9.options.showValue", "sometimes"),
         (FLEET_UID, "refresh", 10),
         (ROOT_CAUSE_UID, "panels.5.targets.0.tableType", "rows"),
         (ROOT_CAUSE_UID, "panels.6.targets.0.maxLines", "many"),
@@ -150,7 +150,7 @@ def _expr(board: Json, title: str, change: Callable[[str], str], index: int = 0)
 
 MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     "a metric that nobody emits": (
-        lambda b: _expr(b, "Watchdog", lambda e: e.replace("tailkeeper_paused", "tailkeeper_is_paused")),
+        lambda b: _expr(b, "Our actions", lambda e: e.replace("tailkeeper_paused", "tailkeeper_is_paused"), 1),
         "not in the catalogue",
     ),
     "an engine's own name": (
@@ -214,7 +214,7 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     ),
     "a query without a data source": (lambda b: _panel(b, "SLA")["targets"][0].pop("datasource"), "query A: datasource: must be"),
     "two panels in one place": (lambda b: _panel(b, "Worst")["gridPos"].update(x=0), "lies over"),
-    "a panel beyond the edge": (lambda b: _panel(b, "Watchdog")["gridPos"].update(w=6), "24 columns"),
+    "a panel beyond the edge": (lambda b: _panel(b, "Our actions")["gridPos"].update(w=6), "24 columns"),
     "a panel without a link": (lambda b: _panel(b, "SLA").pop("links"), "links: missing"),
     "no exemplars on a quantile": (lambda b: _panel(b, "How long")["targets"][0].pop("exemplar"), "exemplar"),
     "an editable board": (lambda b: b.update(editable=True), "editable"),

@@ -19,9 +19,11 @@ from tailkeeper_dashboards.panels import (
     Builder,
     Place,
     big_number,
+    board_url,
     fixed_color,
     framed,
     lines,
+    link,
     log_lines,
     log_list,
     now,
@@ -65,7 +67,7 @@ def _state(settings: BoardSettings) -> Builder:
     )
     panel = big_number(about, (), named=True).mappings([*style.state_ranks(), style.missing("unknown")])
     worst = f"topk(3, {queries.state_rank()})"
-    return framed(panel.with_target(now(worst, legend="{{backend}}")), about, elsewhere(settings, FLEET_UID))
+    return framed(panel.with_target(now(worst, legend="{{backend}}")), about, [link("Open Fleet SLA", board_url(FLEET_UID))])
 
 
 def _latency(
@@ -161,7 +163,7 @@ def _preempted(settings: BoardSettings) -> Builder:
         Place(16, 19, 8, 7),
     )
     rate = by("sum", queries.BY_BACKEND, f"rate({series(PREEMPTIONS, *queries.OF_MODEL)}[$__rate_interval])")
-    panel = lines().min(0).with_target(target(f"topk({answers.MOST_LINES}, {rate})", legend="{{backend}}"))
+    panel = lines().min(0).axis_soft_max(1).with_target(target(f"topk({answers.MOST_LINES}, {rate})", legend="{{backend}}"))
     return framed(panel, about, elsewhere(settings, GPU_UID))
 
 
@@ -205,22 +207,21 @@ def _decisions(settings: BoardSettings) -> Builder:
         "Lines of the watchdog's decision log about the chosen backends, newest first.",
         "none",
         "nothing was decided about it, or the log is not sent to Loki",
-        Place(0, 46, 24, 8),
+        Place(0, 45, 24, 8),
     )
     return framed(log_list().with_target(log_lines(requests.decision_lines())), about, elsewhere(settings, HEALING_UID), LOKI)
 
 
 def _of_gpu(panel: gpu_lines.PanelOfGpu, place: Place) -> assemble.PanelOf:
-    return lambda settings: panel(elsewhere(settings, GPU_UID), place, queries.OF_BACKEND)
+    return lambda settings: panel(elsewhere(settings, GPU_UID), place, gpu_lines.Chosen(queries.OF_BACKEND, each_gpu=True))
 
 
 PANELS: tuple[assemble.PanelOf, ...] = (
     _state,
-    partial(tiles.slowest, place=Place(5, 0, 6, 4)),
-    partial(tiles.sla, place=Place(11, 0, 4, 4)),
-    partial(tiles.worst, place=Place(15, 0, 3, 4)),
-    partial(tiles.findings, place=Place(18, 0, 3, 4)),
-    partial(tiles.actions, place=Place(21, 0, 3, 4)),
+    partial(tiles.slowest, place=Place(5, 0, 7, 4)),
+    partial(tiles.sla, place=Place(12, 0, 4, 4)),
+    partial(tiles.findings, place=Place(16, 0, 4, 4)),
+    partial(tiles.actions, place=Place(20, 0, 4, 4)),
     _ttft,
     _itl,
     _e2e,
@@ -233,10 +234,10 @@ PANELS: tuple[assemble.PanelOf, ...] = (
     partial(answers.outcomes, place=Place(0, 26, 8, 8)),
     _tokens,
     _score,
-    partial(answers.states, place=Place(0, 34, 24, 5)),
-    _of_gpu(gpu_lines.utilization, Place(0, 39, 6, 7)),
-    _of_gpu(gpu_lines.memory, Place(6, 39, 6, 7)),
-    _of_gpu(gpu_lines.clocks, Place(12, 39, 6, 7)),
-    _of_gpu(gpu_lines.held_back, Place(18, 39, 6, 7)),
+    partial(answers.states, place=Place(0, 34, 24, 4)),
+    _of_gpu(gpu_lines.utilization, Place(0, 38, 6, 7)),
+    _of_gpu(gpu_lines.memory, Place(6, 38, 6, 7)),
+    _of_gpu(gpu_lines.clocks, Place(12, 38, 6, 7)),
+    _of_gpu(gpu_lines.held_back, Place(18, 38, 6, 7)),
     _decisions,
 )

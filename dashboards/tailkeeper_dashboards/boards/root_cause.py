@@ -31,7 +31,7 @@ from tailkeeper_dashboards.tiles import elsewhere
 from tailkeeper_dashboards.variables import text_box
 from tailkeeper_exporter.catalog import GPU, KV_USAGE
 
-OF_GPU = (*queries.OF_BACKEND, regex(GPU, "$gpu.*"))
+OF_GPU = gpu_lines.Chosen((*queries.OF_BACKEND, regex(GPU, "$gpu.*")))
 """A whole UUID chooses its GPU, and an empty field all GPUs of the chosen backends."""
 VARIABLES = (
     text_box("request_id", "Request id", "The x-request-id that the user was given, or a row of the table below."),
@@ -54,7 +54,7 @@ def _trace(settings: BoardSettings) -> Builder:
         "The request from its first byte to its last, with every program that took part in it.",
         "none",
         "choose a request above; without a trace, its stages are in the log",
-        Place(0, 22, 14, 12),
+        Place(0, 22, 14, 10),
     )
     return framed(trace_view().with_target(trace("$trace_id")), about, elsewhere(settings, FLEET_UID), TEMPO)
 
@@ -65,7 +65,7 @@ def _logs(settings: BoardSettings) -> Builder:
         "Lines of the access log and of the watchdog that carry this request's id or its trace's.",
         "none",
         "choose a request above",
-        Place(14, 22, 10, 12),
+        Place(14, 22, 10, 10),
     )
     return framed(log_list().with_target(log_lines(requests.lines_of_request())), about, elsewhere(settings, FLEET_UID), LOKI)
 
@@ -76,7 +76,7 @@ def _kv(settings: BoardSettings) -> Builder:
         "Share of KV blocks in use on the chosen backends; above 90 % requests wait for memory or are put back.",
         style.unit_of(KV_USAGE),
         "not reported by this engine",
-        Place(16, 34, 8, 8),
+        Place(16, 32, 8, 8),
     )
     used = f"topk({gpu_lines.MOST_LINES}, {by('max', queries.BY_BACKEND, series(KV_USAGE, *queries.OF_MODEL))})"
     panel = lines().min(0).max(1).with_target(target(used, legend="{{backend}}"))
@@ -95,13 +95,13 @@ PANELS: tuple[assemble.PanelOf, ...] = (
     partial(tiles.actions, place=Place(19, 0, 5, 4)),
     partial(request_tables.traced, place=Place(0, 4, 12, 10)),
     partial(request_tables.logged, place=Place(12, 4, 12, 10)),
-    partial(causes.stages, place=Place(0, 14, 12, 8)),
-    partial(causes.shares, place=Place(12, 14, 12, 8)),
+    partial(causes.stages, place=Place(0, 14, 10, 8)),
+    partial(causes.shares, place=Place(10, 14, 14, 8)),
     _trace,
     _logs,
-    _of_gpu(gpu_lines.utilization, Place(0, 34, 8, 8)),
-    _of_gpu(gpu_lines.memory, Place(8, 34, 8, 8)),
+    _of_gpu(gpu_lines.utilization, Place(0, 32, 8, 8)),
+    _of_gpu(gpu_lines.memory, Place(8, 32, 8, 8)),
     _kv,
-    _of_gpu(gpu_lines.clocks, Place(0, 42, 12, 7)),
-    _of_gpu(gpu_lines.held_back, Place(12, 42, 12, 7)),
+    _of_gpu(gpu_lines.clocks, Place(0, 40, 12, 7)),
+    _of_gpu(gpu_lines.held_back, Place(12, 40, 12, 7)),
 )
