@@ -34,7 +34,9 @@ UIDS = {kind: f"${{{name}}}" for name, _, kind in SOURCES}
 DATASOURCE_UID = UIDS["prometheus"]
 WORDS_ALONE = ("text",)
 """Types of panels that ask nothing."""
-FIXED_WINDOWS = ("last hour", "5 minutes")
+COUNTER_FUNCTIONS = ("rate", "irate", "increase")
+"""Of a gauge they give nonsense."""
+FIXED_WINDOWS = ("last hour", "5 minutes", "this time range")
 """A fixed window is allowed where the title or the description says which."""
 
 
@@ -46,9 +48,26 @@ def lint(board: Json) -> list[str]:
         findings.extend(f"panel {panel.get('title')!r}: {finding}" for finding in _panel(panel))
     findings.extend(_links(board))
     for annotation in board["annotations"]["list"]:
-        where = f"annotation {annotation['name']!r}"
-        findings.extend(f"{where}: {finding}" for finding in _names(read(annotation["expr"])))
+        findings.extend(f"annotation {annotation['name']!r}: {finding}" for finding in _annotation(annotation))
+    findings.extend(_unknown_variables(board))
     return findings
+
+
+def _annotation(annotation: Json) -> Iterator[str]:
+    yield from _source(annotation)
+    if annotation.get("datasource", {}).get("type") == "prometheus":
+        yield from _names(read(annotation["expr"]))
+
+
+def _unknown_variables(board: Json) -> Iterator[str]:
+    """A query that names a variable which the board does not have asks for that text itself, and finds nothing."""
+    known = {variable["name"] for variable in board["templating"]["list"]}
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            asked = target.get("expr") or target.get("query") or ""
+            for name in re.findall(r"\$\{?([a-zA-Z_]\w*)", asked):
+                if name not in known and not name.startswith("__"):
+                    yield f"panel {panel['title']!r}: query {target['refId']}: there is no variable {name}"
 
 
 def _board(board: Json) -> Iterator[str]:
@@ -84,8 +103,7 @@ def _variables(board: Json) -> Iterator[str]:
 
 def _links(board: Json) -> Iterator[str]:
     """Every link to a board names one that there is, and carries what all boards have."""
-    text = json.dumps(board)
-    for uid, query in re.findall(r"/d/([a-z0-9-]+)([^\"]*)", text):
+    for uid, query in (found for text in _texts(board) for found in re.findall(r"^/d/([a-z0-9-]+)(.*)$", text)):
         if uid not in NAMES:
             yield f"link to {uid}: there is no such board"
         for name in KEPT_VARIABLES:
@@ -93,6 +111,14 @@ def _links(board: Json) -> Iterator[str]:
                 yield f"link to {uid}: loses the variable {name}"
         if "${__url_time_range}" not in query and not re.search("[?&](from|time)=", query):
             yield f"link to {uid}: loses the time"
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, (dict, list)):
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from _texts(item)
 
 
 def _grid(panels: list[Json]) -> Iterator[str]:
@@ -149,7 +175,7 @@ def _target(panel: Json, target: Json) -> Iterator[str]:
     yield from _windows(panel, expression)
     yield from _unit(panel, target, expression)
     over_time = not target.get("instant") and "histogram_quantile" in expression.functions
-    if over_time and not target.get("exemplar"):
+    if over_time and not any(other.get("exemplar") for other in panel["targets"]):
         yield "exemplar: a quantile over time shows single requests; set exemplar"
 
 
@@ -192,7 +218,7 @@ def _windows(panel: Json, expression: Expression) -> Iterator[str]:
     for call in expression.windows:
         name = call.metric
         metric = metric_of(name)
-        if metric is not None and metric.kind is Kind.GAUGE:
+        if metric is not None and metric.kind is Kind.GAUGE and call.function in COUNTER_FUNCTIONS:
             yield f"{call.function}({name}): is a gauge"
         if call.window != "$__rate_interval" and not any(window in said for window in FIXED_WINDOWS):
             yield f"[{call.window}]: must be $__rate_interval, or the title must say the window"
@@ -215,14 +241,24 @@ def _unit(panel: Json, target: Json, expression: Expression) -> Iterator[str]:
 def _declared_unit(panel: Json, target: Json) -> str | None:
     """The unit of the column that a table's query fills, else the panel's."""
     fallback: str | None = panel["fieldConfig"]["defaults"].get("unit")
+    fallback = _override(panel, {"id": "byFrameRefID", "options": target["refId"]}) or fallback
     organize = [t["options"] for t in panel.get("transformations", []) if t["id"] == "organize"]
     if not organize:
         return fallback
     header = organize[0]["renameByName"].get(f"Value #{target['refId']}")
-    for override in panel["fieldConfig"]["overrides"]:
-        if override["matcher"] == {"id": "byName", "options": header}:
-            return next((p["value"] for p in override["properties"] if p["id"] == "unit"), fallback)
-    return fallback
+    return _override(panel, {"id": "byName", "options": header}) or fallback
+
+
+def _override(panel: Json, matcher: Json) -> str | None:
+    """The unit that an override gives what ``matcher`` matches."""
+    units = (
+        str(given["value"])
+        for override in panel["fieldConfig"].get("overrides", [])
+        if override["matcher"] == matcher
+        for given in override["properties"]
+        if given["id"] == "unit"
+    )
+    return next(units, None)
 
 
 def expected_unit(expression: Expression) -> str | None:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 
-from tailkeeper_exporter.catalog import CATALOG, OUTCOMES, SIGNALS, Kind, Label, Metric, Unit
+from tailkeeper_exporter.catalog import CATALOG, ECC_KIND, OUTCOMES, SIGNALS, Kind, Label, Metric, Unit
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
+from tailkeeper_watchdog.metrics import COST, FINDING_KIND, WATCHDOG_CATALOG
 
 BACKENDS = ("sim-a", "sim-b", "sim-c", "sim-d")
 HUNG = "sim-b"
@@ -30,9 +30,14 @@ VALUES: dict[str, tuple[str, ...]] = {
     "verdict": ("applied", "refused", "failed"),
     "quantization": ("fp16",),
     "canary_revision": ("v1",),
-    "kind": ("single_bit", "double_bit"),
+    "severity": ("page", "ticket", "info"),
+    "tier": ("default",),
+    "window": ("1h", "1d", "30d"),
+    "dimension": ("stage", "resource"),
 }
 """Values of the labels that have a fixed set; any other label has one example value."""
+KINDS = {ECC_KIND: ("single_bit", "double_bit"), FINDING_KIND: ("growth", "hung"), COST: ("latency",)}
+"""Labels of one name that mean several things."""
 OBSERVATIONS_PER_S = 8.0
 
 
@@ -40,7 +45,7 @@ def _values(metric: Metric, label: Label, backend: str) -> tuple[str, ...]:
     if label.name == "outcome" and metric.unit is Unit.REQUESTS:
         return OUTCOMES
     own = {"backend": (backend,), "model": (MODELS.get(backend, MODEL),), "gpu": (f"GPU-{backend}",)}
-    return own.get(label.name) or VALUES.get(label.name) or ("example",)
+    return own.get(label.name) or KINDS.get(label) or VALUES.get(label.name) or ("example",)
 
 
 def _label_sets(metric: Metric) -> Iterator[dict[str, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from grafana_foundation_sdk.builders import (
+    barchart,
     bargauge,
     common,
     heatmap,
@@ -33,6 +34,7 @@ from grafana_foundation_sdk.models.common import (
     LogsSortOrder,
     ScaleDistribution,
     SortOrder,
+    StackingMode,
     TooltipDisplayMode,
     VisibilityMode,
     VizOrientation,
@@ -54,6 +56,8 @@ from tailkeeper_dashboards.style import GREY, RED, color_by, missing, state_rank
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${tempo}")
 LOKI = DataSourceRef(type_val="loki", uid="${loki}")
+MIXED = DataSourceRef(type_val="datasource", uid="-- Mixed --")
+"""Of a panel whose queries ask several; each query then names its own."""
 KEPT_VARIABLES = ("datasource", "tempo", "loki", "cluster", "model", "backend", "canary")
 """What every board has, and so every link between boards carries."""
 
@@ -64,6 +68,7 @@ Builder = (
     | statetimeline.Panel
     | heatmap.Panel
     | bargauge.Panel
+    | barchart.Panel
     | logs.Panel
     | text.Panel
     | xychart.Panel
@@ -166,6 +171,14 @@ def bars() -> bargauge.Panel:
     reduce = common.ReduceDataOptions().calcs(["lastNotNull"])
     panel = bargauge.Panel().orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC)
     return panel.reduce_options(reduce).show_unfilled(True).thresholds(steps())
+
+
+def stacked_bars() -> barchart.Panel:
+    """One horizontal bar a row, made of one part a column."""
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
+    panel = barchart.Panel().orientation(VizOrientation.HORIZONTAL).stacking(StackingMode.NORMAL).group_width(0.6).bar_width(0.9)
+    panel = panel.legend(legend.show_legend(True).calcs([])).show_value(VisibilityMode.AUTO).thresholds(steps())
+    return panel.fill_opacity(85).line_width(0).tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
 
 
 def note(about: About, markdown: str) -> text.Panel:

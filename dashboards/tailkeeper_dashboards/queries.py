@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from tailkeeper_alerts.promql import CLUSTER, at_most, bucket, by, count, eq, not_regex, regex, series
 from tailkeeper_dashboards.style import STATES
-from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, CANARY, MODEL, OUTCOME, REQUESTS, STATE, TTFT, Metric
+from tailkeeper_exporter.catalog import (
+    BACKEND,
+    BACKEND_STATE,
+    CANARY,
+    MODEL,
+    OUTCOME,
+    QUANTILE_SATURATED,
+    REQUESTS,
+    SIGNAL,
+    STATE,
+    TTFT,
+    Label,
+    Metric,
+)
+from tailkeeper_watchdog.metrics import FINDINGS_OPEN, LEASES_IN_FORCE, SEVERITY
 
 IN_CLUSTER = regex(CLUSTER, "$cluster")
 IN_BACKENDS = regex(BACKEND, "$backend")
@@ -25,10 +39,10 @@ FAILED = regex(OUTCOME, "error|rejected")
 
 def of_backend(metric: Metric, operator: str = "max") -> str:
     """One value a backend of a metric without a model, for the chosen backends and models."""
-    return _serving_model(by(operator, BY_BACKEND, series(metric, *OF_BACKEND)))
+    return serving_model(by(operator, BY_BACKEND, series(metric, *OF_BACKEND)))
 
 
-def _serving_model(expression: str) -> str:
+def serving_model(expression: str) -> str:
     """``expression`` without the backends that are known to serve other models only.
 
     A backend whose models are not known stays: one that died before it could name a model must not leave the board.
@@ -40,24 +54,45 @@ def _serving_model(expression: str) -> str:
 
 def in_states(*names: str) -> str:
     """1 for each chosen backend in one of these states, 0 for the others."""
-    return _serving_model(by("max", BY_BACKEND, series(BACKEND_STATE, regex(STATE, "|".join(names)), *OF_BACKEND)))
+    return serving_model(by("max", BY_BACKEND, series(BACKEND_STATE, regex(STATE, "|".join(names)), *OF_BACKEND)))
 
 
 def current_state() -> str:
     """One series a backend, with its state as a label."""
-    return _serving_model(by("max", (*BY_BACKEND, STATE), f"{series(BACKEND_STATE, *OF_BACKEND)} == 1"))
+    return serving_model(by("max", (*BY_BACKEND, STATE), f"{series(BACKEND_STATE, *OF_BACKEND)} == 1"))
 
 
 def state_rank() -> str:
     """The rank of each chosen backend's state; exactly one state is 1, so the sum is the rank of that one."""
     ranks = " or ".join(f"{series(BACKEND_STATE, eq(STATE, state.name), *OF_BACKEND)} * {state.rank}" for state in STATES)
-    return _serving_model(by("max", BY_BACKEND, ranks))
+    return serving_model(by("max", BY_BACKEND, ranks))
 
 
 def within(slo_s: float, window: str, function: str) -> str:
     """Requests surely within ``slo_s`` to the first token: the largest bucket bound at or below it, per backend."""
     inside = f"{function}({bucket(TTFT, *OF_MODEL, at_most(slo_s))}[{window}])"
     return f"sum({by('max', BY_MODEL, inside)})"
+
+
+def open_findings(severity: str) -> str:
+    """How many findings of this severity are open about the chosen backends; 0, and not nothing, while a watchdog is seen."""
+    about = series(FINDINGS_OPEN, *OF_BACKEND, eq(SEVERITY, severity))
+    return f"sum({about}) or 0 * sum({series(FINDINGS_OPEN, IN_CLUSTER, eq(SEVERITY, severity))})"
+
+
+def leases() -> str:
+    """How many changes of ours are in force on the chosen backends; 0 while a watchdog is seen."""
+    return f"sum({series(LEASES_IN_FORCE, *OF_BACKEND)}) or 0 * sum({series(LEASES_IN_FORCE, IN_CLUSTER)})"
+
+
+def saturated(signal: str) -> str:
+    """Backends whose P99 lies above their last bucket, so that it can only be called 'at least'."""
+    return f"{by('max', BY_BACKEND, series(QUANTILE_SATURATED, eq(SIGNAL, signal), *OF_BACKEND))} == 1"
+
+
+def samples(metric: Metric, window: str, *labels: Label) -> str:
+    """How many observations a histogram took in: the n that belongs beside its quantiles. Whole, as ``increase()`` is not."""
+    return f"round({by('sum', labels, f'increase({count(metric, *OF_MODEL)}[{window}])')})"
 
 
 def goodput_ratio(slo_s: float, window: str) -> str:

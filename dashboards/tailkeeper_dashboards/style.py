@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import dashboard as dashboard_builders
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardRangeMapOptions,
     DashboardSpecialValueMapOptions,
     FieldColorModeId,
+    RangeMap,
     SpecialValueMap,
     SpecialValueMatch,
     Threshold,
@@ -97,6 +99,11 @@ def value_map(texts: Mapping[str, tuple[str, str]]) -> ValueMap:
     )
 
 
+def range_map(low: float, high: float, text: str, color: str) -> RangeMap:
+    """Values from ``low`` to ``high`` → (word, colour)."""
+    return RangeMap(DashboardRangeMapOptions(low, high, ValueMappingResult(text=text, color=color, index=0)))
+
+
 def state_names() -> list[ValueMapping]:
     """For columns that hold a state's name."""
     return [value_map({state.name: (state.name, state.color) for state in STATES})]
@@ -119,12 +126,24 @@ def steps(*bounds: tuple[float, str]) -> dashboard_builders.ThresholdsConfig:
     return dashboard_builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(levels)
 
 
+QUANTILE_COLORS: Mapping[str, str] = {"P50": "#557f8c", "P95": "#4499b3", "P99": "#2fb6de"}
+"""Three strengths of one hue that both themes show, where the quantiles of one thing stand together."""
+STAGE_COLORS: Mapping[str, str] = {"queue": "#b8860b", "prefill": "#3ba0bd", "decode": "#6b7fa8"}
+"""Of one request, in the order in which they happen."""
+
+MARK = QUANTILE_COLORS["P95"]
+"""Of the one request that is looked at, on every graph."""
 SCORE_STEPS = ((0.0, DARK_RED), (0.2, RED), (0.4, ORANGE), (0.6, GREEN))
 """The alert bands as colours."""
 
 
 def color_by(mode: FieldColorModeId) -> dashboard_builders.FieldColor:
     return dashboard_builders.FieldColor().mode(mode)
+
+
+def seconds_in_query(seconds: float) -> str:
+    """A number as every query language reads it: no exponent."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
 def seconds_text(seconds: float) -> str:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard, stat
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
-from tailkeeper_alerts.promql import by, regex, series
+from tailkeeper_alerts.promql import eq, quantile, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, Place, big_number, board_link, framed, link, now, threshold_steps
-from tailkeeper_dashboards.settings import FLEET_UID, BoardSettings
-from tailkeeper_watchdog.metrics import DECISIONS, DESIRED_WEIGHT, HSCORE, PAUSED, VERDICT
+from tailkeeper_dashboards.panels import About, Place, big_number, board_link, board_url, framed, link, now, threshold_steps
+from tailkeeper_dashboards.queries import IN_CLUSTER
+from tailkeeper_dashboards.settings import BACKEND_UID, FLEET_UID, HEALING_UID, NAMES, ROOT_CAUSE_UID, BoardSettings
+from tailkeeper_exporter.catalog import TTFT
+from tailkeeper_watchdog.metrics import (
+    FINDINGS_OPEN,
+    HSCORE,
+    LEASES_IN_FORCE,
+    PAUSED,
+    SLO_BUDGET_LEFT,
+    WINDOW,
+)
 
 
 def why(settings: BoardSettings) -> list[dashboard.DashboardLink]:
@@ -18,11 +27,21 @@ def why(settings: BoardSettings) -> list[dashboard.DashboardLink]:
 
 
 def this_backend(expression: str) -> dashboard.DashboardLink:
-    """To the fleet board with only the clicked backend; ``expression`` is Grafana's name for it."""
-    return board_link("Only this backend", FLEET_UID, expression)
+    """To the board of the clicked backend; ``expression`` is Grafana's name for it."""
+    return board_link("This backend, stage by stage", BACKEND_UID, expression)
 
 
-def sla(settings: BoardSettings) -> stat.Panel:
+def its_requests(expression: str) -> dashboard.DashboardLink:
+    """To the slow requests of the clicked backend."""
+    return board_link("Its slow requests, and why", ROOT_CAUSE_UID, expression)
+
+
+def elsewhere(settings: BoardSettings, *uids: str) -> list[dashboard.DashboardLink]:
+    """To the same choice on other boards, and to the console."""
+    return [*(link(f"Open {NAMES[uid]}", board_url(uid)) for uid in uids), *why(settings)]
+
+
+def sla(settings: BoardSettings, place: Place) -> stat.Panel:
     """Goodput over the last hour against the promise."""
     slo = style.seconds_text(settings.slo_ttft_s)
     about = About(
@@ -31,34 +50,34 @@ def sla(settings: BoardSettings) -> stat.Panel:
         f"{settings.objective:.1%} is promised.",
         style.RATIO_UNIT,
         "no traffic",
-        Place(0, 0, 4, 4),
+        place,
     )
     panel = big_number(about, ((0, style.RED), (settings.objective, style.GREEN))).decimals(2)
     return framed(panel.with_target(now(queries.goodput_ratio(settings.slo_ttft_s, "1h"))), about, why(settings))
 
 
-def worst(settings: BoardSettings) -> stat.Panel:
+def worst(settings: BoardSettings, place: Place) -> stat.Panel:
     """The lowest health score and whose it is."""
     about = About(
         "Worst backend",
         "The backend with the lowest health score, from 0 to 1; below 0.6 it is reported.",
         style.unit_of(HSCORE),
         "no scores",
-        Place(4, 0, 4, 4),
+        place,
     )
     panel = big_number(about, style.SCORE_STEPS, named=True).decimals(style.SCORE_DECIMALS)
     panel = panel.data_links([this_backend("__field.labels.backend")])
     return framed(panel.with_target(now(f"bottomk(1, {queries.of_backend(HSCORE)})", legend="{{backend}}")), about, why(settings))
 
 
-def serving(settings: BoardSettings) -> stat.Panel:
+def serving(settings: BoardSettings, place: Place) -> stat.Panel:
     """Backends that take work, and those that do not."""
     about = About(
-        "Backends serving",
+        "Serving",
         "How many backends take requests (serving or busy), and how many do not.",
         style.COUNT_UNIT,
         "none seen",
-        Place(8, 0, 4, 4),
+        place,
     )
     taking = queries.in_states("serving", "busy")
     panel = big_number(about, (), named=True)
@@ -69,45 +88,71 @@ def serving(settings: BoardSettings) -> stat.Panel:
     return framed(panel.override_by_name("not serving", worrying), about, why(settings))
 
 
-def held_back(settings: BoardSettings) -> stat.Panel:
-    """Backends that the watchdog wants below their normal weight."""
+def budget(settings: BoardSettings, place: Place) -> stat.Panel:
+    """What is left of the month's error budget, of the tier that has least."""
     about = About(
-        "Held back",
-        "Backends that the watchdog wants below their normal weight; in observe mode it only says so.",
-        style.COUNT_UNIT,
-        "no watchdog",
-        Place(12, 0, 4, 4),
+        "Budget, 30 days",
+        f"The rest of the {1 - settings.objective:.1%} of requests that may fail or come late in 30 days, of the tier with the "
+        "least left; the watchdog counts it for the whole fleet, whatever is chosen above.",
+        style.unit_of(SLO_BUDGET_LEFT),
+        "not counted yet",
+        place,
     )
-    panel = big_number(about, ((1, style.BLUE),))
-    return framed(panel.with_target(now(f"sum({queries.of_backend(DESIRED_WEIGHT)} < bool 1)")), about, why(settings))
+    left = series(SLO_BUDGET_LEFT, eq(WINDOW, "30d"), IN_CLUSTER)
+    panel = big_number(about, ((0, style.RED), (0.25, style.ORANGE), (0.5, style.GREEN))).decimals(0)
+    return framed(panel.with_target(now(f"min({left})")), about, why(settings))
 
 
-def decisions(settings: BoardSettings) -> stat.Panel:
-    """How the watchdog's decisions of the last hour ended."""
-    verdicts = series(DECISIONS, regex(VERDICT, "|".join(style.VERDICT_COLORS)))
+def findings(settings: BoardSettings, place: Place) -> stat.Panel:
+    """Open findings by how loud they are."""
     about = About(
-        "Decisions, last hour",
-        "What the watchdog changed, was not allowed to change, and failed to change in the last hour.",
-        style.COUNT_UNIT,
-        "none yet",
-        Place(16, 0, 5, 4),
+        "Open findings",
+        "What the watchdog holds to be wrong now: what pages somebody, and what can wait for the morning.",
+        style.unit_of(FINDINGS_OPEN),
+        "no watchdog",
+        place,
     )
     panel = big_number(about, (), named=True).decimals(0)
-    panel = panel.with_target(now(by("sum", (VERDICT,), f"increase({verdicts}[1h])"), legend="{{verdict}}"))
-    for verdict, color in style.VERDICT_COLORS.items():
-        panel = panel.override_by_name(verdict, [DynamicConfigValue("thresholds", threshold_steps((0.5, color)))])
-    return framed(panel, about, why(settings))
+    for ref, severity, color in (("A", "page", style.RED), ("B", "ticket", style.ORANGE)):
+        panel = panel.with_target(now(queries.open_findings(severity), ref, severity))
+        panel = panel.override_by_name(severity, [DynamicConfigValue("thresholds", threshold_steps((1, color)))])
+    return framed(panel, about, [link("Open Self-healing", board_url(HEALING_UID))])
 
 
-def watching(settings: BoardSettings) -> stat.Panel:
-    """Whether the watchdog watches, and whether it may act."""
+def actions(settings: BoardSettings, place: Place) -> stat.Panel:
+    """Changes of ours at gateways, and whether the watchdog may make any."""
     about = About(
-        "Watchdog",
-        "Whether the watchdog is watching, and whether somebody paused its actions.",
-        style.unit_of(PAUSED),
-        "not seen",
-        Place(21, 0, 3, 4),
+        "Our actions",
+        "Changes that the watchdog made at gateways and has not given back yet, and whether somebody paused it.",
+        style.unit_of(LEASES_IN_FORCE),
+        "no watchdog",
+        place,
     )
-    words = style.value_map({"0": ("watching", style.GREEN), "1": ("paused", style.ORANGE)})
-    panel = big_number(about, ()).mappings([words, style.missing(about.no_value)])
-    return framed(panel.with_target(now(f"max({series(PAUSED)})")), about, why(settings))
+    panel = big_number(about, ((1, style.BLUE),), named=True).decimals(0).with_target(now(queries.leases(), "A", "in force"))
+    panel = panel.with_target(now(f"max({series(PAUSED, IN_CLUSTER)})", "B", "watchdog"))
+    words = [style.value_map({"0": ("watching", style.NEUTRAL), "1": ("paused", style.ORANGE)}), style.missing("not seen")]
+    panel = panel.override_by_name("watchdog", [DynamicConfigValue("mappings", words)])
+    return framed(panel, about, [link("Open Self-healing", board_url(HEALING_UID))])
+
+
+def slowest(settings: BoardSettings, place: Place) -> stat.Panel:
+    """The P99 of the first token of the slowest backend that is chosen, with its n."""
+    slo = style.seconds_text(settings.slo_ttft_s)
+    about = About(
+        f"P99 first token (SLO {slo})",
+        "The slowest chosen backend over the last 5 minutes, with its number of requests n; ≥ says that P99 lies beyond the "
+        "engine's last bucket.",
+        style.unit_of(TTFT),
+        "no traffic",
+        place,
+    )
+    each = f"topk(1, {quantile(0.99, TTFT, queries.BY_BACKEND, '5m', *queries.OF_MODEL)})"
+    on, saturated = "on (cluster, backend)", queries.saturated("ttft")
+    panel = big_number(about, ((0, style.GREEN), (settings.slo_ttft_s, style.RED)), named=True)
+    panel = panel.with_target(now(f"{each} unless {on} ({saturated})", "A", "{{backend}}"))
+    panel = panel.with_target(now(f"{each} and {on} ({saturated})", "B", "{{backend}} ≥"))
+    n = f"{queries.samples(TTFT, '5m', *queries.BY_BACKEND)} and {on} {each}"
+    panel = panel.with_target(now(n, "C", "n"))
+    plain = [DynamicConfigValue("unit", style.COUNT_UNIT), DynamicConfigValue("thresholds", threshold_steps())]
+    panel = panel.override_by_query("C", plain).data_links([its_requests("__field.labels.backend")])
+    return framed(panel, about, [link("Open Fleet SLA", board_url(FLEET_UID))])

@@ -7,6 +7,7 @@ Grafana draws of it is another matter.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,12 +17,18 @@ import pytest
 
 from tailkeeper_alerts.render import RULES_PATH, render
 from tailkeeper_dashboards.render import render as render_boards
+from tailkeeper_dashboards.settings import FLEET_UID
 from tests.e2e.real_programs import HttpProgram, wait_until
 from tests.e2e.real_programs import prometheus as real_prometheus
 from tools import catalogue_page
 from tools.catalogue_page import BACKENDS, HUNG, MODEL, MODELS
 
 BOARDS = {path: json.loads(text) for path, text in render_boards().items()}
+FLEET = next(board for board in BOARDS.values() if board["uid"] == FLEET_UID)
+ONLY_SOMETIMES = {
+    "P99 first token (SLO 1.2 s) B": "asks for a P99 beyond the last bucket, and none of the page is",
+}
+"""Queries that rightly find nothing here, each with why."""
 OTHER = next(iter(MODELS))
 RATE_WINDOW = "8s"
 """Four scrapes of 1 s would do; a loaded machine misses one now and then."""
@@ -62,39 +69,50 @@ def _first(prometheus: HttpProgram, expr: str) -> float:
 
 
 def _filled(expr: str, backend: str = ".*", model: str = ".*") -> str:
-    return expr.replace("$__rate_interval", RATE_WINDOW).replace("$backend", backend).replace("$model", model)
+    """The expression as Grafana would send it: every other list is on All, and every text field empty."""
+    given = {"backend": backend, "model": model, "cluster": ".*", "canary": ".*", "gpu": ""}
+    expr = expr.replace("$__rate_interval", RATE_WINDOW).replace("$__range", RATE_WINDOW)
+    return re.sub(r"\$(\w+)", lambda match: given[match[1]], expr)
 
 
 def _targets(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those that ask Prometheus; what asks Tempo and Loki is tried by the tool in tools/board_harness."""
     for panel in board["panels"]:
-        for target in panel["targets"]:
-            yield f"{panel['title']} {target['refId']}", target["expr"]
+        for target in panel.get("targets", []):
+            if target["datasource"]["type"] == "prometheus":
+                yield f"{panel['title']} {target['refId']}", target["expr"]
     # A board marks firing alerts; none of ours fires within the first seconds, so that one has its own test.
     for annotation in board["annotations"]["list"]:
-        if "ALERTS" not in annotation["expr"]:
+        if annotation["datasource"]["type"] == "prometheus" and "ALERTS" not in annotation["expr"]:
             yield f"annotation {annotation['name']}", annotation["expr"]
 
 
-def test_every_query_of_every_board_is_answered_with_numbers(prometheus: HttpProgram) -> None:
-    for path, board in BOARDS.items():
-        values = {where: [float(s["value"][1]) for s in _result(prometheus, _filled(expr))] for where, expr in _targets(board)}
-        empty = [where for where, found in values.items() if not found or any(value != value for value in found)]
-        assert empty == [], f"{path}: no data, or NaN"
+@pytest.mark.parametrize("path", sorted(BOARDS))
+def test_every_query_of_a_board_is_answered_with_numbers(prometheus: HttpProgram, path: str) -> None:
+    asked = dict(_targets(BOARDS[path]))
+    values = {where: [float(s["value"][1]) for s in _result(prometheus, _filled(expr))] for where, expr in asked.items()}
+    empty = [where for where, found in values.items() if not found or any(value != value for value in found)]
+    assert [where for where in empty if where not in ONLY_SOMETIMES] == [], "no data, or NaN"
+
+
+def test_what_is_said_to_find_nothing_sometimes_is_still_asked_by_a_board() -> None:
+    assert set(ONLY_SOMETIMES) <= {where for board in BOARDS.values() for where, _ in _targets(board)}
 
 
 def test_the_variables_find_models_and_backends(prometheus: HttpProgram) -> None:
+    models = sorted({MODEL, *MODELS.values()})
+    expected = {"backend": sorted(BACKENDS), "model": models, "canary_revision": ["v1"], "cluster": []}
     for board in BOARDS.values():
         for variable in (v for v in board["templating"]["list"] if v["type"] == "query"):
             metric, label = variable["query"].removeprefix("label_values(").removesuffix(")").split(", ")
             values = prometheus.get(f"/api/v1/label/{label}/values", **{"match[]": metric})["data"]
-            assert values == (sorted(BACKENDS) if label == "backend" else sorted({MODEL, *MODELS.values()}))
+            assert values == expected[label], label
 
 
 def test_the_numbers_say_what_the_page_says(prometheus: HttpProgram) -> None:
-    fleet = next(iter(BOARDS.values()))
-    exprs = {where: _filled(expr) for where, expr in _targets(fleet)}
-    assert _first(prometheus, exprs["Backends serving A"]) == len(BACKENDS) - 1
-    assert _first(prometheus, exprs["Backends serving B"]) == 1
+    exprs = {where: _filled(expr) for where, expr in _targets(FLEET)}
+    assert _first(prometheus, exprs["Serving A"]) == len(BACKENDS) - 1
+    assert _first(prometheus, exprs["Serving B"]) == 1
     worst = _result(prometheus, exprs["Worst backend A"])
     assert [(series["metric"]["backend"], float(series["value"][1])) for series in worst] == [(HUNG, 0.0)]
     # A quarter of the requests are on the hung backend, whose first tokens all come after 2.5 s; the others' all come in time.
@@ -103,8 +121,7 @@ def test_the_numbers_say_what_the_page_says(prometheus: HttpProgram) -> None:
 
 
 def test_choosing_a_model_hides_only_backends_that_serve_another(prometheus: HttpProgram) -> None:
-    fleet = next(iter(BOARDS.values()))
-    expr = dict(_targets(fleet))["How healthy is each backend? HScore, lowest 20 A"]
+    expr = dict(_targets(FLEET))["How healthy is each backend? HScore, lowest 20 A"]
     shown = {series["metric"]["backend"] for series in _result(prometheus, _filled(expr, model=MODELS[OTHER]))}
     assert shown == {OTHER}
     shown = {series["metric"]["backend"] for series in _result(prometheus, _filled(expr, model=f"({MODEL}|nobody's)"))}
@@ -112,8 +129,7 @@ def test_choosing_a_model_hides_only_backends_that_serve_another(prometheus: Htt
 
 
 def test_choosing_two_backends_shows_these_two(prometheus: HttpProgram) -> None:
-    fleet = next(iter(BOARDS.values()))
-    expr = dict(_targets(fleet))["Which backend, and why? B"]
+    expr = dict(_targets(FLEET))["Which backend, and why? C"]
     shown = {series["metric"]["backend"] for series in _result(prometheus, _filled(expr, backend="(sim-a|sim-b)"))}
     assert shown == {"sim-a", "sim-b"}
 

@@ -5,38 +5,31 @@ from __future__ import annotations
 import copy
 import json
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models.dashboard import Dashboard
-from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from tailkeeper_dashboards import boards, style
 from tailkeeper_dashboards.render import FOLDER, render
-from tailkeeper_dashboards.settings import NAMES, BoardSettings
+from tailkeeper_dashboards.settings import FLEET_UID, NAMES, ROOT_CAUSE_UID, BoardSettings
 from tailkeeper_exporter.catalog import CATALOG, LATENCY, OUTCOMES, REQUESTS, STATE, TTFT, Kind
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
+from tests.unit.grafana_models import lost_or_changed, needs_schemas, schema_errors, set_at
 from tools.board_lint import expected_unit, lint
 from tools.promql_walk import read
 
-ROOT = Path(__file__).parents[2]
-SCHEMAS = ROOT.parent / "shared" / "grafana_schemas"
-FLEET = f"{FOLDER}/tailkeeper-fleet.json"
-SCHEMA_NAMES = {"state-timeline": "statetimeline"}
-SDK_FILLS_IN = {"align": "auto", "inspect": False, "lineWidth": 0, "fillOpacity": 70}
-"""Defaults of a table's and a timeline's fields, which the SDK writes only when it has read a board."""
-
 Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+FLEET = f"{FOLDER}/{FLEET_UID}.json"
+BOARDS: dict[str, Json] = {json.loads(text)["uid"]: json.loads(text) for text in render().values()}
+"""By uid; whoever changes one takes a copy."""
 
 
 @pytest.fixture
 def fleet() -> Json:
-    board: Json = json.loads(render()[FLEET])
-    return board
+    return copy.deepcopy(BOARDS[FLEET_UID])
 
 
 def test_rendering_twice_gives_the_same_bytes() -> None:
@@ -90,105 +83,49 @@ def test_a_rate_of_a_gauge_or_a_histogram_has_no_unit() -> None:
 # --- what Grafana will make of it ------------------------------------------------------------------------------------
 
 
-def _differences(ours: Any, theirs: Any, path: str = "$") -> Iterator[str]:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in ours.keys() | theirs.keys():
-            if key in ours and key in theirs:
-                yield from _differences(ours[key], theirs[key], f"{path}.{key}")
-            elif key in ours:
-                yield f"lost {path}.{key}"
-            elif not _is_default(theirs[key]):
-                yield f"added {path}.{key}"
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for index, pair in enumerate(zip(ours, theirs, strict=True)):
-            yield from _differences(*pair, f"{path}[{index}]")
-    elif ours != theirs:
-        yield f"changed {path}: {ours!r} → {theirs!r}"
+@pytest.mark.parametrize("uid", sorted(BOARDS))
+def test_the_sdk_reads_back_what_it_wrote(uid: str) -> None:
+    assert lost_or_changed(BOARDS[uid]) == []
 
 
-def _is_default(value: Any) -> bool:
-    return isinstance(value, dict) and all(SDK_FILLS_IN.get(key) == item for key, item in value.items())
-
-
-def _round_trip(board: Json) -> Json:
-    register_default_plugins()
-    result: Json = json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
-    return result
-
-
-def test_the_sdk_reads_back_what_it_wrote(fleet: Json) -> None:
-    assert list(_differences(fleet, _round_trip(fleet))) == []
-
-
-@pytest.mark.parametrize(
-    "path", ["panels.0.fieldConfig.defaults.unitt", "panels.7.targets.0.exprr", "templating.list.1.multii", "panels.6.gridPos.q"]
-)
-def test_a_key_that_grafana_does_not_know_does_not_survive_the_round_trip(fleet: Json, path: str) -> None:
-    _set(fleet, path, "x")
-    assert any(found.startswith("lost") for found in _differences(fleet, _round_trip(fleet)))
-
-
-def _set(node: Any, path: str, value: object) -> None:
-    *parents, last = path.split(".")
-    for key in parents:
-        node = node[int(key)] if isinstance(node, list) else node[key]
-    node[last] = value
-
-
-def _loosened(schema: Any) -> Any:
-    """The schemas write 'anything' as an object without properties."""
-    if isinstance(schema, dict):
-        bare = {key: value for key, value in schema.items() if key not in ("description", "default")}
-        if bare == {"type": "object", "additionalProperties": {}}:
-            return {}
-        return {key: _loosened(value) for key, value in schema.items()}
-    return [_loosened(item) for item in schema] if isinstance(schema, list) else schema
-
-
-def _validator(name: str, definition: str) -> Draft7Validator | None:
-    file = SCHEMAS / f"{name}.jsonschema.json"
-    document = _loosened(json.loads(file.read_text(encoding="utf-8")))
-    if definition not in document["definitions"]:
-        return None
-    return Draft7Validator({**document, "$ref": f"#/definitions/{definition}"})
-
-
-def _schema_errors(board: Json) -> Iterator[str]:
-    whole = _validator("dashboard", "Dashboard")
-    assert whole is not None
-    yield from (f"$: {error.message}" for error in whole.iter_errors(board))
-    for panel in board["panels"]:
-        name = SCHEMA_NAMES.get(panel["type"], panel["type"])
-        parts = [(name, "Options", panel.get("options")), (name, "FieldConfig", panel["fieldConfig"]["defaults"].get("custom"))]
-        parts += [("prometheus", definition, target) for target in panel["targets"] for definition in ("Dataquery", "dataquery")]
-        for schema, definition, value in parts:
-            validator = _validator(schema, definition) if value is not None else None
-            if validator is not None:
-                yield from (f"{panel['title']} {definition}: {error.message}" for error in validator.iter_errors(value))
-
-
-needs_schemas = pytest.mark.skipif(not SCHEMAS.is_dir(), reason="Grafana's JSON schemas do not lie beside this checkout")
+@pytest.mark.parametrize("uid", sorted(BOARDS))
+def test_a_key_that_grafana_does_not_know_does_not_survive_the_round_trip(uid: str) -> None:
+    for path in (
+        "panels.0.fieldConfig.defaults.unitt",
+        "panels.1.targets.0.exprr",
+        "templating.list.4.multii",
+        "panels.2.gridPos.q",
+    ):
+        board = copy.deepcopy(BOARDS[uid])
+        set_at(board, path, "x")
+        assert any(found.startswith("lost") for found in lost_or_changed(board)), path
 
 
 @needs_schemas
-def test_the_board_follows_grafanas_own_schemas(fleet: Json) -> None:
-    assert list(_schema_errors(fleet)) == []
+@pytest.mark.parametrize("uid", sorted(BOARDS))
+def test_a_board_follows_grafanas_own_schemas(uid: str) -> None:
+    assert list(schema_errors(BOARDS[uid])) == []
 
 
 @needs_schemas
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("uid", "path", "value"),
     [
-        ("panels.0.gridPos.w", "six"),
-        ("panels.0.options.colorMode", "sideways"),
-        ("panels.7.targets.0.expr", 7),
-        ("panels.9.options.showValue", "sometimes"),
-        ("refresh", 10),
+        (FLEET_UID, "panels.0.gridPos.w", "six"),
+        (FLEET_UID, "panels.0.options.colorMode", "sideways"),
+        (FLEET_UID, "panels.7.targets.0.expr", 7),
+        (FLEET_UID, "panels.9.options.showValue", "sometimes"),
+        (FLEET_UID, "refresh", 10),
+        (ROOT_CAUSE_UID, "panels.5.targets.0.tableType", "rows"),
+        (ROOT_CAUSE_UID, "panels.6.targets.0.maxLines", "many"),
+        (ROOT_CAUSE_UID, "panels.7.options.stacking", "sometimes"),
+        (ROOT_CAUSE_UID, "panels.10.options.sortOrder", "Sideways"),
     ],
 )
-def test_a_value_of_a_wrong_type_or_name_breaks_the_schema(fleet: Json, path: str, value: object) -> None:
-    _set(fleet, path, value)
-    assert list(_schema_errors(fleet))
+def test_a_value_of_a_wrong_type_or_name_breaks_the_schema(uid: str, path: str, value: object) -> None:
+    board = copy.deepcopy(BOARDS[uid])
+    set_at(board, path, value)
+    assert list(schema_errors(board))
 
 
 # --- the lint --------------------------------------------------------------------------------------------------------
@@ -213,7 +150,7 @@ def _expr(board: Json, title: str, change: Callable[[str], str], index: int = 0)
 
 MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     "a metric that nobody emits": (
-        lambda b: _expr(b, "Watchdog", lambda e: e.replace("tailkeeper_paused", "tailkeeper_is_paused")),
+        lambda b: _expr(b, "Our actions", lambda e: e.replace("tailkeeper_paused", "tailkeeper_is_paused"), 1),
         "not in the catalogue",
     ),
     "an engine's own name": (
@@ -234,7 +171,7 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     ),
     "a bracket left open": (lambda b: _expr(b, "SLA", lambda e: e[:-1]), "PromQL"),
     "a rate of a gauge": (
-        lambda b: _expr(b, "Held back", lambda e: "sum(rate(tailkeeper_desired_weight[$__rate_interval]))"),
+        lambda b: _expr(b, "Our actions", lambda e: "sum(rate(tailkeeper_leases_in_force[$__rate_interval]))"),
         "is a gauge",
     ),
     "a counter that is summed": (lambda b: _expr(b, "How many", lambda e: "sum(llm_requests_total)"), "read by rate()"),
@@ -277,7 +214,7 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
     ),
     "a query without a data source": (lambda b: _panel(b, "SLA")["targets"][0].pop("datasource"), "query A: datasource: must be"),
     "two panels in one place": (lambda b: _panel(b, "Worst")["gridPos"].update(x=0), "lies over"),
-    "a panel beyond the edge": (lambda b: _panel(b, "Watchdog")["gridPos"].update(w=6), "24 columns"),
+    "a panel beyond the edge": (lambda b: _panel(b, "Our actions")["gridPos"].update(w=6), "24 columns"),
     "a panel without a link": (lambda b: _panel(b, "SLA").pop("links"), "links: missing"),
     "no exemplars on a quantile": (lambda b: _panel(b, "How long")["targets"][0].pop("exemplar"), "exemplar"),
     "an editable board": (lambda b: b.update(editable=True), "editable"),
@@ -311,12 +248,55 @@ MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(MUTATIONS))
-def test_the_lint_is_red_for(name: str, fleet: Json) -> None:
-    mutate, message = MUTATIONS[name]
-    board = copy.deepcopy(fleet)
+ROOT_CAUSE_MUTATIONS: dict[str, tuple[Callable[[Json], object], str]] = {
+    "a search in traces that asks Loki": (
+        lambda b: _panel(b, "Which request")["targets"][0].update(datasource={"type": "loki", "uid": "${tempo}"}),
+        "query A: datasource",
+    ),
+    "a query of a mixed panel that names no source": (
+        lambda b: _panel(b, "Where did its time")["targets"][1].pop("datasource"),
+        "query B: datasource",
+    ),
+    "a log panel with a fixed source": (lambda b: _panel(b, "What was logged")["datasource"].update(uid="loki"), "datasource"),
+    "a variable that the board does not have": (
+        lambda b: b["templating"].update(list=[v for v in b["templating"]["list"] if v["name"] != "request_id"]),
+        "there is no variable request_id",
+    ),
+    "a row's link that loses the backend": (
+        lambda b: _link_of(b, "Which request", lambda url: url.replace("&var-backend=", "&backend=")),
+        "loses the variable backend",
+    ),
+    "a row's link that loses the time": (
+        lambda b: _link_of(b, "Which request", lambda url: url.replace("&time=", "&at=")),
+        "loses the time",
+    ),
+    "an annotation from somebody's data source": (
+        lambda b: b["annotations"]["list"][2]["datasource"].update(uid="loki"),
+        "annotation 'This request': datasource",
+    ),
+    "a number of requests that is shown in seconds": (
+        lambda b: [o["properties"].pop(0) for o in _panel(b, "P99")["fieldConfig"]["overrides"]],
+        "query C: unit",
+    ),
+}
+
+
+def _link_of(board: Json, title: str, change: Callable[[str], str]) -> None:
+    for override in _panel(board, title)["fieldConfig"]["overrides"]:
+        for given in override["properties"]:
+            if given["id"] == "links":
+                given["value"][0]["url"] = change(given["value"][0]["url"])
+
+
+@pytest.mark.parametrize(
+    ("uid", "name"),
+    [*((FLEET_UID, name) for name in sorted(MUTATIONS)), *((ROOT_CAUSE_UID, name) for name in sorted(ROOT_CAUSE_MUTATIONS))],
+)
+def test_the_lint_is_red_for(uid: str, name: str) -> None:
+    mutate, message = (MUTATIONS if uid == FLEET_UID else ROOT_CAUSE_MUTATIONS)[name]
+    board = copy.deepcopy(BOARDS[uid])
     mutate(board)
-    assert board != fleet
+    assert board != BOARDS[uid]
     assert any(message in finding for finding in lint(board)), lint(board)
 
 

@@ -109,7 +109,8 @@ async def test_every_declared_series_is_on_the_page_and_no_other(tmp_path: Path,
     durations.observe(0.003)
     text, content_type = await _page(await _sick(tmp_path), accept, durations)
     on_page = {name.removesuffix("_total") for name in _families(text, content_type)}
-    assert on_page == {declared.name.removesuffix("_total") for declared in metrics.WATCHDOG_CATALOG}
+    sends = {metrics.OTLP_SPANS, metrics.OTLP_LOGS}  # Of a watchdog with a collector; this one has none.
+    assert on_page == {declared.name.removesuffix("_total") for declared in metrics.WATCHDOG_CATALOG if declared not in sends}
 
 
 async def test_what_is_unknown_is_absent_and_not_zero(tmp_path: Path) -> None:
@@ -121,6 +122,22 @@ async def test_what_is_unknown_is_absent_and_not_zero(tmp_path: Path) -> None:
         assert "c" not in backends, name
     assert ("c",) not in _values(families, "tailkeeper_observation_age_seconds"), "it was never seen"
     assert _values(families, "tailkeeper_desired_weight") == {("a",): 0.0, ("b",): 0.5, ("c",): 1.0, ("d",): 1.0}
+
+
+async def test_what_costs_most_and_what_the_gateway_has_stand_beside_what_is_wanted(tmp_path: Path) -> None:
+    families = _families(*await _page(await _sick(tmp_path)))
+    assert _values(families, "tailkeeper_dominant_factor")[("a", "hung")] == 1.0
+    actual = _values(families, "tailkeeper_actual_weight")
+    assert (actual["a",], actual["d",]) == (0.0, 1.0), "drained and as configured"
+    assert 0.0 < actual["b",] < 1.0
+
+
+async def test_a_weight_that_is_no_share_of_anything_is_absent(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    await world.run(2)
+    assert world.loop.latest is not None
+    object.__setattr__(world.loop.latest.situation, "actual", {})
+    assert _values(_families(*await _page(world)), "tailkeeper_actual_weight") == {}
 
 
 async def test_an_observation_that_is_lost_tells_its_age(tmp_path: Path) -> None:

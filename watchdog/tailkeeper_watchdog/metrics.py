@@ -6,6 +6,7 @@ from __future__ import annotations
 from tailkeeper_exporter.catalog import BACKEND, SIGNAL, Kind, Label, Merge, Metric, Unit
 
 FACTOR = Label("factor", 4, "latency, error_rate, cpu_usage or uptime")
+COST = Label("factor", 11, "latency, error_rate, cpu_usage, uptime, or the state that rules the score out")
 DETECTOR = Label("detector", 8, "the detector that found it")
 POLICY = Label("policy", 8, "the policy that wanted it; return is the way back")
 KNOB = Label("knob", 9, "what was to be changed")
@@ -14,6 +15,12 @@ VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, fai
 OTLP_OUTCOME = Label("outcome", 4, "offered to the collector, sent, dropped (too much, or too old) or refused")
 TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
 WINDOW = Label("window", 3, "1h, 1d or 30d")
+FINDING_KIND = Label("kind", 13, "what kind of finding it is")
+SEVERITY = Label("severity", 3, "page, ticket or info")
+DIMENSION = Label(
+    "dimension", 12, "what a share of a finding's cause is a share of: stage, resource, tenant, …; other for the rest"
+)
+VALUE = Label("value", 64, "which stage, resource or tenant, cut to 60 characters")
 
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -24,6 +31,12 @@ def _gauge(name: str, unit: Unit, text: str, labels: tuple[Label, ...] = ()) -> 
 
 HSCORE = _gauge("tailkeeper_hscore", Unit.RATIO, "Health score of a backend, 1 is best; absent while unknown.", (BACKEND,))
 HSCORE_FACTOR = _gauge("tailkeeper_hscore_factor", Unit.RATIO, "Goodness of one factor of the score.", (BACKEND, FACTOR))
+DOMINANT_FACTOR = _gauge(
+    "tailkeeper_dominant_factor",
+    Unit.ONE,
+    "1 for what costs a backend's score most; absent where nothing costs anything, or the score is unknown.",
+    (BACKEND, COST),
+)
 BACKEND_P99 = _gauge("tailkeeper_backend_p99_seconds", Unit.SECONDS, "P99 over the window.", (BACKEND, SIGNAL))
 DRIFT_ACTIVE = _gauge(
     "tailkeeper_drift_active",
@@ -34,6 +47,12 @@ DRIFT_ACTIVE = _gauge(
 DESIRED_WEIGHT = _gauge(
     "tailkeeper_desired_weight", Unit.RATIO, "Share of its normal weight that the policies want a backend to have.", (BACKEND,)
 )
+ACTUAL_WEIGHT = _gauge(
+    "tailkeeper_actual_weight",
+    Unit.RATIO,
+    "Share of its normal weight that a backend has at the first of its gateways that tells, 0 while drained; else absent.",
+    (BACKEND,),
+)
 DECISIONS = Metric(
     "tailkeeper_decisions_total", Kind.COUNTER, Unit.ONE, "Decisions by how they ended.", (POLICY, KNOB, VERDICT), Merge.SUM
 )
@@ -42,6 +61,31 @@ TICK_DURATION = Metric(
 )
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
+
+FINDINGS_OPEN = _gauge(
+    "tailkeeper_findings_open",
+    Unit.ONE,
+    "Open findings; without a backend every kind and severity stands at 0 or more, and what is found of a pool has its name.",
+    (BACKEND, FINDING_KIND, SEVERITY),
+)
+LEASES_IN_FORCE = _gauge(
+    "tailkeeper_leases_in_force",
+    Unit.ONE,
+    "Changes of ours at gateways that are in force, or may be; without a backend every knob stands at 0.",
+    (BACKEND, KNOB),
+)
+FINDING_SHARE = _gauge(
+    "tailkeeper_finding_share",
+    Unit.RATIO,
+    "Share of an open finding that a cause explains: its five largest, and the rest as other, together 1.",
+    (BACKEND, FINDING_KIND, SIGNAL, DIMENSION, VALUE),
+)
+FINDING_CONFIDENCE = _gauge(
+    "tailkeeper_finding_confidence",
+    Unit.RATIO,
+    "How sure such a share is, 1 is certain; none for other.",
+    (BACKEND, FINDING_KIND, SIGNAL, DIMENSION, VALUE),
+)
 
 SLO_COMPLIANCE = _gauge(
     "tailkeeper_slo_compliance_ratio",
@@ -146,13 +190,19 @@ BREAKER_FAILURES, BREAKER_REQUESTS, BREAKER_ERROR_RATIO = 5, 10, 0.25
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,
     HSCORE_FACTOR,
+    DOMINANT_FACTOR,
     BACKEND_P99,
     DRIFT_ACTIVE,
     DESIRED_WEIGHT,
+    ACTUAL_WEIGHT,
     DECISIONS,
     TICK_DURATION,
     OBSERVATION_AGE,
     PAUSED,
+    FINDINGS_OPEN,
+    LEASES_IN_FORCE,
+    FINDING_SHARE,
+    FINDING_CONFIDENCE,
     SLO_COMPLIANCE,
     SLO_WEIGHTED,
     SLO_BUDGET_LEFT,

@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 from grafana_foundation_sdk.builders import dashboard
 
-from tailkeeper_dashboards.boards import fleet
+from tailkeeper_dashboards.boards import backend, fleet, root_cause
 from tailkeeper_dashboards.settings import BoardSettings
 
-BOARDS: tuple[Callable[[BoardSettings], dashboard.Dashboard], ...] = (fleet.board,)
+BOARDS: tuple[Callable[[BoardSettings], dashboard.Dashboard], ...] = (
+    fleet.board,
+    root_cause.board,
+    backend.board,
+)

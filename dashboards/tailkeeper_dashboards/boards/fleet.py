@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import common, dashboard
-from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
+from functools import partial
 
-from tailkeeper_alerts.promql import by, eq, not_regex, quantile, series
-from tailkeeper_dashboards import assemble, backend_table, queries, style, tiles
+from grafana_foundation_sdk.builders import dashboard
+
+from tailkeeper_alerts.promql import by, quantile, series
+from tailkeeper_dashboards import answers, assemble, backend_table, queries, style, tiles
+from tailkeeper_dashboards.answers import MOST_LINES
 from tailkeeper_dashboards.panels import (
     About,
     Builder,
     Place,
-    fixed_color,
     framed,
     limit_line,
     lines,
     logarithmic,
-    state_bands,
     target,
 )
 from tailkeeper_dashboards.settings import FLEET_UID, BoardSettings
-from tailkeeper_dashboards.tiles import this_backend, why
-from tailkeeper_exporter.catalog import OUTCOME, REQUESTS, TTFT
+from tailkeeper_dashboards.tiles import its_requests, this_backend, why
+from tailkeeper_exporter.catalog import REQUESTS, TTFT
 from tailkeeper_watchdog.metrics import HSCORE
-
-MOST_LINES = 20
-"""More lines than this cannot be told apart; the table below the numbers has every backend."""
 
 
 def board(settings: BoardSettings) -> dashboard.Dashboard:
@@ -45,7 +41,7 @@ def _p99(settings: BoardSettings) -> Builder:
         Place(0, 12, 12, 10),
     )
     worst = f"topk({MOST_LINES}, {quantile(0.99, TTFT, queries.BY_BACKEND, '$__rate_interval', *queries.OF_MODEL)})"
-    panel = logarithmic(lines()).data_links([this_backend("__field.labels.backend")])
+    panel = logarithmic(lines()).data_links([its_requests("__field.labels.backend"), this_backend("__field.labels.backend")])
     panel = panel.with_target(target(worst, "A", "{{backend}}", exemplar=True))
     panel = limit_line(panel.with_target(target(f"vector({settings.slo_ttft_s:g})", "B", slo)), slo)
     return framed(panel, about, why(settings))
@@ -62,41 +58,6 @@ def _hscore(settings: BoardSettings) -> Builder:
     panel = lines().min(0).max(1).decimals(style.SCORE_DECIMALS).data_links([this_backend("__field.labels.backend")])
     worst = f"bottomk({MOST_LINES}, {queries.of_backend(HSCORE)})"
     return framed(panel.with_target(target(worst, legend="{{backend}}")), about, why(settings))
-
-
-def _states(settings: BoardSettings) -> Builder:
-    about = About(
-        f"In which state was it, and when? Most worrying {MOST_LINES}",
-        "What the exporter says of each backend; grey is unknown, which is not dead.",
-        style.COUNT_UNIT,
-        "none seen",
-        Place(12, 17, 12, 5),
-    )
-    worst = f"topk({MOST_LINES}, {queries.state_rank()})"
-    return framed(state_bands().with_target(target(worst, legend="{{backend}}")), about, why(settings))
-
-
-def _outcomes(settings: BoardSettings) -> Builder:
-    slo = style.seconds_text(settings.slo_ttft_s)
-    good = f"first token within {slo} (at least)"
-    about = About(
-        "How many requests, and how did they end?",
-        "Finished requests a second by outcome, and those whose first token surely came in time.",
-        style.rate_unit_of(REQUESTS),
-        "no traffic",
-        Place(0, 22, 12, 8),
-    )
-    # What went well comes last, so that it lies on top of the stack and its colour draws the upper edge.
-    parts = (not_regex(OUTCOME, "ok"), eq(OUTCOME, "ok"))
-    rates = [by("sum", (OUTCOME,), f"rate({series(REQUESTS, *queries.OF_MODEL, part)}[$__rate_interval])") for part in parts]
-    panel = lines().min(0).fill_opacity(25).stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
-    panel = panel.with_target(target(rates[0], "A", "{{outcome}}")).with_target(target(rates[1], "B", "{{outcome}}"))
-    panel = panel.with_target(target(queries.within(settings.slo_ttft_s, "$__rate_interval", "rate"), "C", good))
-    for outcome, color in style.OUTCOME_COLORS.items():
-        panel = panel.override_by_name(outcome, [fixed_color(color)])
-    alone = DynamicConfigValue("custom.stacking", {"mode": "none", "group": "B"})
-    plain = [fixed_color(style.NEUTRAL), alone, DynamicConfigValue("custom.fillOpacity", 0)]
-    return framed(panel.override_by_name(good, plain), about, why(settings))
 
 
 def _errors(settings: BoardSettings) -> Builder:
@@ -119,16 +80,16 @@ def _errors(settings: BoardSettings) -> Builder:
 
 
 PANELS: tuple[assemble.PanelOf, ...] = (
-    tiles.sla,
-    tiles.worst,
-    tiles.serving,
-    tiles.held_back,
-    tiles.decisions,
-    tiles.watching,
-    backend_table.backends,
+    partial(tiles.sla, place=Place(0, 0, 4, 4)),
+    partial(tiles.budget, place=Place(4, 0, 4, 4)),
+    partial(tiles.worst, place=Place(8, 0, 4, 4)),
+    partial(tiles.serving, place=Place(12, 0, 4, 4)),
+    partial(tiles.findings, place=Place(16, 0, 4, 4)),
+    partial(tiles.actions, place=Place(20, 0, 4, 4)),
+    partial(backend_table.backends, place=Place(0, 4, 24, 8)),
     _p99,
     _hscore,
-    _states,
-    _outcomes,
+    partial(answers.states, place=Place(12, 17, 12, 5)),
+    partial(answers.outcomes, place=Place(0, 22, 12, 8)),
     _errors,
 )

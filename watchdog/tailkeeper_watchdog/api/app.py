@@ -14,7 +14,7 @@ from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from tailkeeper_watchdog.api import capacity, documents, forecast, slo
+from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
 from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
@@ -108,6 +108,13 @@ class Watched:
             return self.switches.paused() is not None
         except LedgerError:
             return None
+
+    def lease_series(self) -> tuple[Series, ...]:
+        """None at all where the ledger cannot be read: how many changes are in force is not known then."""
+        try:
+            return tuple(in_force.lease_series(self.ledger.leases()))
+        except LedgerError:
+            return ()
 
 
 def build_api(
@@ -227,7 +234,9 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     promises = tuple(slo.series(insights.slo, watched.loop.parts.wall()))
     hardware = () if latest is None else insights.capacity.view(latest.situation)
     pages = insights.forecast.view(watched.loop.fleet.backends)
-    return chain(promises, capacity.series(hardware), forecast.series(pages), tuple(watched.more()))
+    now = () if latest is None else tuple(in_force.finding_series(latest.findings))
+    more = (capacity.series(hardware), forecast.series(pages), tuple(watched.more()))
+    return chain(promises, now, watched.lease_series(), *more)
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:

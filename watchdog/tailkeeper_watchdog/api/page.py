@@ -16,7 +16,7 @@ from tailkeeper_exporter.catalog import Metric as Declared
 from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.api.documents import known_p99
 from tailkeeper_watchdog.detectors import DETECTORS
-from tailkeeper_watchdog.model import DRAIN, Finding, Knob, Outcome, TickRecord
+from tailkeeper_watchdog.model import DRAIN, Backend, Finding, Knob, Outcome, Situation, TickRecord
 from tailkeeper_watchdog.plan import RETURN_POLICY
 from tailkeeper_watchdog.policies import POLICIES
 
@@ -114,11 +114,15 @@ def _of_backends(record: TickRecord) -> Iterator[Metric]:
     yield _gauge(metrics.HSCORE, (((n,), scores[n].hscore) for n in names if n in scores))
     yield _gauge(metrics.HSCORE_FACTOR, (((n, f.name), f.goodness) for n in names if n in scores for f in scores[n].factors))
     yield _gauge(
+        metrics.DOMINANT_FACTOR, (((n, worst), 1.0) for n in names if n in scores and (worst := scores[n].dominant_factor))
+    )
+    yield _gauge(
         metrics.BACKEND_P99,
         (((n, s), q.value if (q := known_p99(situation, n, s)) else None) for n in names for s in SIGNALS),
     )
     yield _gauge(metrics.OBSERVATION_AGE, (((n,), seen[n].age_s) for n in names if n in seen))
     yield _gauge(metrics.DESIRED_WEIGHT, _desired_weights(record, names))
+    yield _gauge(metrics.ACTUAL_WEIGHT, (((b.name,), _actual_weight(situation, b)) for b in situation.snapshot.backends))
     yield _gauge(metrics.DRIFT_ACTIVE, _drift(names, record.findings))
 
 
@@ -134,6 +138,16 @@ def _desired_weights(record: TickRecord, names: list[str]) -> Iterator[tuple[tup
             wanted[wish.backend] = 0.0
     for name in names:
         yield (name,), wanted[name]
+
+
+def _actual_weight(situation: Situation, backend: Backend) -> float | None:
+    """None where no gateway tells, or the normal weight is 0: then there is nothing to be a share of."""
+    if situation.is_drained(backend):
+        return 0.0
+    weight = situation.knob(backend, Knob.WEIGHT)
+    if weight is None or not float(weight.prior) > 0:
+        return None
+    return float(weight.actual) / float(weight.prior)
 
 
 def _drift(names: list[str], findings: tuple[Finding, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
