@@ -18,6 +18,7 @@ from typing import Any
 
 from tailkeeper.bench_fleet import MODEL, MemoryGateway, SyntheticSource, drift_baseline
 from tailkeeper_watchdog.actuators.contract import Actuator
+from tailkeeper_watchdog.alerting import Context, Links, alerts_for, lately_closed
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.app import Tidying, few_collections
 from tailkeeper_watchdog.baseline_set import BaselineSet, Form
@@ -29,7 +30,7 @@ from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
-from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
+from tailkeeper_watchdog.notify import Notifier
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.records.file import Recorder
 from tailkeeper_watchdog.records.in_force import written_down
@@ -136,8 +137,8 @@ class Listeners:
         self._durations.observe(record.duration_s)
         self.recorder.offer(record, loop.inputs)
         findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
-        alerts = alerts_for(findings, record.situation.scores, loop.fleet.backends, record.desired, CONSOLE)
-        self._notifier.offer(alerts, loop.fleet.names)
+        context = Context.of(record, loop.fleet.backends, loop.parts.ledger.leases, Links(CONSOLE), {})
+        self._notifier.offer(alerts_for(findings, context), loop.fleet.names)
         self._insights.note(record)
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from tailkeeper_exporter.settings import check_address, is_loopback, is_same_ser
 from tailkeeper_watchdog.weights_file import WeightsFile
 
 if TYPE_CHECKING:
+    from tailkeeper_alerts.notifications.receivers import Receivers
     from tailkeeper_exporter.discovery import Discoverer
     from tailkeeper_watchdog.leadership import Leadership
     from tailkeeper_watchdog.settings import WatchedBackend
@@ -235,14 +236,22 @@ def show_config(config: ConfigFile) -> None:
 def generate(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail where a file differs.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write under this folder.")] = None,
+    alertmanager: Annotated[
+        bool, typer.Option("--alertmanager", help="Only Alertmanager's files, from receivers.yaml under the folder.")
+    ] = False,
 ) -> None:
     """Write dashboards, rules, the Alertmanager configuration and the metric documentation."""
-    try:
-        from tailkeeper.generate import differences, documents, write
-    except ImportError as error:
-        _need("dashboards", error)
+    from tailkeeper.files import differences, write
+    from tailkeeper.receivers import keep_or_write_default, receivers_in
+    from tailkeeper_alerts.alertmanager import render as render_alertmanager
+    from tailkeeper_alerts.notifications.receivers import ReceiverFileError
+
     base = out or Path.cwd()
-    rendered = documents()
+    try:
+        receivers = receivers_in(base)
+    except ReceiverFileError as error:
+        fail(USAGE, *str(error).splitlines())
+    rendered = render_alertmanager(receivers) if alertmanager else _all_documents(receivers)
     if check:
         wrong = differences(rendered, base)
         if wrong:
@@ -250,7 +259,35 @@ def generate(
         typer.echo(f"{len(rendered)} generated files are as they should be")
         return
     write(rendered, base)
+    keep_or_write_default(base)
     typer.echo(f"{len(rendered)} files written under {base}")
+
+
+def _all_documents(receivers: Receivers) -> dict[str, str]:
+    try:
+        from tailkeeper.generate import documents
+    except ImportError as error:
+        _need("dashboards", error)
+    return documents(receivers)
+
+
+@app.command("notify-test")
+def notify_test(
+    config: ConfigFile,
+    severity: Annotated[str, typer.Option(help="page, ticket or info: it goes where such an alert goes.")] = "ticket",
+    backend: Annotated[str, typer.Option(help="As if it were about this backend.")] = "notify-test",
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, max=600, help="Seconds until it ends; longer than Alertmanager's group_wait.")
+    ] = 20,
+) -> None:
+    """Send one marked test notification through Alertmanager, say whom it reached, and end it."""
+    from tailkeeper.notify_test import NotifyTestError, Trial, run
+
+    settings = _load(config).watchdog.alertmanager
+    try:
+        run(Trial.of(settings, severity, backend, wait_s), typer.echo)
+    except NotifyTestError as error:
+        fail(error.code, str(error))
 
 
 @app.command()

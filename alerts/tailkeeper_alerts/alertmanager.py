@@ -1,85 +1,52 @@
-"""Alertmanager's configuration: who is told, how often, and which alert makes another one superfluous. Pure.
-
-Every inhibition compares ``backend``, and only alerts that always carry it stand in one: Alertmanager takes a label that
-is missing on both sides for equal, and would silence strangers (field report D3).
-"""
+"""Alertmanager's files, put together: configuration, templates, and the file of receivers before anybody edits it. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from importlib import resources
 
 from tailkeeper_alerts.document import Yaml, to_yaml
-from tailkeeper_alerts.groups.health import SCORE_BANDS
+from tailkeeper_alerts.notifications.inhibition import INHIBITIONS
+from tailkeeper_alerts.notifications.integrations import WatchdogWebhook, documents
+from tailkeeper_alerts.notifications.receivers import Receivers
+from tailkeeper_alerts.notifications.routes import Timing, route
 
-GROUP_BY = ("alertname", "backend")
-REPEAT_INTERVALS = {"0.2": "5m", "0.4": "15m", "0.6": "1h"}
-"""The worse the score, the sooner people hear of it again (product description 3.1). One entry a band."""
-DEFAULT_REPEAT = "4h"
-MAX_ALERTS = 200
-"""More alerts than this in one message help nobody; Alertmanager says in the message how many it left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """The watchdog's webhook and, inside Alertmanager's container, the file with its bearer token."""
-
-    url: str = "http://watchdog:8088/api/v1/alerts"
-    credentials_file: str = "/run/tailkeeper/token"
+FOLDER = "deploy/alertmanager"
+CONFIGURATION_PATH = f"{FOLDER}/alertmanager.yml"
+RECEIVERS_PATH = f"{FOLDER}/receivers.yaml"
+TEMPLATES_FOLDER = f"{FOLDER}/templates"
+TEMPLATES = ("common.tmpl", "email.tmpl", "pagers.tmpl", "slack.tmpl")
+TEMPLATES_GLOB = "templates/*.tmpl"
+"""Relative to the configuration, so that the folder can lie anywhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inhibition:
-    """``source`` firing silences ``target`` of the same ``equal`` labels. Each is (alert name, extra matcher)."""
-
-    source: tuple[str, str | None]
-    target: tuple[str, str | None]
-    equal: tuple[str, ...] = ("backend",)
-
-    def document(self) -> dict[str, Yaml]:
-        return {
-            "source_matchers": _matchers(self.source),
-            "target_matchers": _matchers(self.target),
-            "equal": list(self.equal),
-        }
-
-
-INHIBITIONS = (
-    Inhibition(("HealthDegraded", 'score_band="0.2"'), ("HealthDegraded", 'score_band=~"0[.]4|0[.]6"')),
-    Inhibition(("HealthDegraded", 'score_band="0.4"'), ("HealthDegraded", 'score_band="0.6"')),
-    Inhibition(("MemoryPressure", 'severity="page"'), ("MemoryPressure", 'severity="ticket"')),
-    # A hung backend has a score of 0 by definition; telling both would be telling it twice.
-    Inhibition(("BackendHung", None), ("HealthDegraded", None)),
-)
-
-
-def _matchers(side: tuple[str, str | None]) -> list[Yaml]:
-    name, extra = side
-    return [f'alertname="{name}"', *([extra] if extra is not None else [])]
-
-
-def configuration(receiver: Receiver) -> str:
-    """The whole file as YAML text."""
-    bands: list[Yaml] = [
-        {"matchers": [f'score_band="{band}"'], "repeat_interval": REPEAT_INTERVALS[band]} for band in sorted(SCORE_BANDS)
-    ]
-    webhook: dict[str, Yaml] = {
-        "url": receiver.url,
-        "send_resolved": True,
-        "max_alerts": MAX_ALERTS,
-        "http_config": {"authorization": {"type": "Bearer", "credentials_file": receiver.credentials_file}},
-    }
-    route: dict[str, Yaml] = {
-        "receiver": "watchdog",
-        "group_by": list(GROUP_BY),
-        "group_wait": "5s",
-        "group_interval": "1m",
-        "repeat_interval": DEFAULT_REPEAT,
-        "routes": bands,
-    }
+def configuration(
+    receivers: Receivers | None = None, watchdog: WatchdogWebhook | None = None, timing: Timing | None = None
+) -> str:
+    """The whole file as YAML text. Without receivers only the watchdog is told."""
+    receivers = receivers or Receivers()
+    rules: list[Yaml] = [document for inhibition in INHIBITIONS for document in inhibition.documents()]
     return to_yaml(
         {
-            "route": route,
-            "inhibit_rules": [inhibition.document() for inhibition in INHIBITIONS],
-            "receivers": [{"name": "watchdog", "webhook_configs": [webhook]}],
+            "templates": [TEMPLATES_GLOB],
+            "route": route(receivers, timing),
+            "inhibit_rules": rules,
+            "receivers": documents(receivers, watchdog or WatchdogWebhook()),
         }
     )
+
+
+def templates() -> dict[str, str]:
+    """File name → text, as they lie in the package."""
+    folder = resources.files("tailkeeper_alerts.notifications") / "templates"
+    return {name: (folder / name).read_text(encoding="utf-8") for name in TEMPLATES}
+
+
+def default_receivers() -> str:
+    """The text of `receivers.yaml` as it is written where there is none: every kind, none of it on."""
+    return (resources.files("tailkeeper_alerts.notifications") / "receivers.yaml").read_text(encoding="utf-8")
+
+
+def render(receivers: Receivers | None = None, watchdog: WatchdogWebhook | None = None) -> dict[str, str]:
+    """Every generated file of Alertmanager: path from the project's root → text."""
+    texts = {f"{TEMPLATES_FOLDER}/{name}": text for name, text in templates().items()}
+    return {CONFIGURATION_PATH: configuration(receivers, watchdog), **texts}

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from tailkeeper_alerts.alertmanager import Receiver, configuration
+from tailkeeper_alerts.alertmanager import CONFIGURATION_PATH as ALERTMANAGER_PATH
+from tailkeeper_alerts.alertmanager import render as render_alertmanager
 from tailkeeper_alerts.document import Yaml, to_yaml
 from tailkeeper_alerts.groups import GROUPS
 from tailkeeper_alerts.model import Alert, Case, Group, QueryCase, Recording, RuleSettings
+from tailkeeper_alerts.notifications.receivers import Receivers
+
+__all__ = ["ALERTMANAGER_PATH", "RULES_PATH", "TESTS_FOLDER", "render"]
 
 RULES_PATH = "alerts/generated/tailkeeper.rules.yml"
 TESTS_FOLDER = "alerts/generated/tests"
-ALERTMANAGER_PATH = "deploy/alertmanager/alertmanager.yml"
 EVALUATION_INTERVAL = "15s"
 
 
-def render(settings: RuleSettings | None = None, receiver: Receiver | None = None) -> dict[str, str]:
+def render(settings: RuleSettings | None = None, receivers: Receivers | None = None) -> dict[str, str]:
     """Every generated file of this package: path from the project's root → text, the same on each run."""
     settings = settings or RuleSettings()
     groups = tuple(build(settings) for build in GROUPS)
     tests = {f"{TESTS_FOLDER}/{group.name}.yml": to_yaml(_tests(group, settings)) for group in groups}
     rules = to_yaml({"groups": [_group(group, settings) for group in groups]})
-    return {RULES_PATH: rules, **tests, ALERTMANAGER_PATH: configuration(receiver or Receiver())}
+    return {RULES_PATH: rules, **tests, **render_alertmanager(receivers)}
 
 
 def _group(group: Group, settings: RuleSettings) -> Yaml:

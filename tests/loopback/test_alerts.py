@@ -1,4 +1,4 @@
-"""Rules and Alertmanager's configuration: generated, explained, proved by promtool and amtool, safe for hostile names."""
+"""Rules: generated, explained, proved by promtool, safe for hostile names. Alertmanager's files: test_alertmanager_files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pkgutil
 import re
 import shutil
 import subprocess
-from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailkeeper_alerts import groups
-from tailkeeper_alerts.alertmanager import INHIBITIONS, REPEAT_INTERVALS
 from tailkeeper_alerts.document import to_yaml
-from tailkeeper_alerts.groups.health import SCORE_BANDS
 from tailkeeper_alerts.groups.liveness import HOSTILE_NAMES
 from tailkeeper_alerts.model import Alert, Group, Recording, RuleSettings, Severity
 from tailkeeper_alerts.promql import at_most, bucket, count, eq, quantile, quoted, regex, series
-from tailkeeper_alerts.render import ALERTMANAGER_PATH, RULES_PATH, TESTS_FOLDER, render
+from tailkeeper_alerts.render import RULES_PATH, TESTS_FOLDER, render
 from tailkeeper_exporter.catalog import BACKEND, GPU, MODEL, RUNNING, TTFT
-from tailkeeper_watchdog.notify import ALERT_NAMES, BURN_ALERTS, DEFAULT_ALERT, DEGRADED_ALERT
+from tailkeeper_watchdog.alerting import ALERT_NAMES, BURN_ALERTS, DEFAULT_ALERT, DEGRADED_ALERT
 from tests.e2e.real_programs import binary
 from tools.board_lint import metric_of
 from tools.promql_walk import read
@@ -118,94 +114,11 @@ def test_alerts_of_one_name_differ_in_a_label() -> None:
     assert len(set(identities)) == len(identities)
 
 
-def test_the_worse_the_score_the_sooner_people_hear_again() -> None:
-    assert REPEAT_INTERVALS == {"0.2": "5m", "0.4": "15m", "0.6": "1h"}
-    assert set(REPEAT_INTERVALS) == set(SCORE_BANDS)
-
-
 def test_thresholds_weights_and_addresses_are_the_callers() -> None:
     settings = RuleSettings(stale_after_s=7, pressure_page=0.93, grafana_url="https://g.example", weights={"latency": 0.77})
     text = render(settings)[RULES_PATH]
     for part in ("> 7)", ">= 0.93", "https://g.example/d/", "* 0.77"):
         assert part in text
-
-
-# --- what Alertmanager does with them --------------------------------------------------------------------------------
-
-
-@cache
-def _configuration() -> Any:
-    return yaml.safe_load(render()[ALERTMANAGER_PATH])
-
-
-def _matches(matchers: list[str], labels: dict[str, str]) -> bool:
-    """Alertmanager's rule: a label that is missing is an empty one."""
-    parsed = [re.fullmatch(r'(\w+)(=~|=)"(.*)"', matcher) for matcher in matchers]
-    assert all(parsed)
-    pairs = [(labels.get(match[1], ""), match[2], match[3]) for match in parsed if match]
-    return all(value == wanted if operator == "=" else bool(re.fullmatch(wanted, value)) for value, operator, wanted in pairs)
-
-
-def _instances() -> list[dict[str, str]]:
-    """Every alert as it arrives, for two backends, or once where it has none."""
-    return [
-        {"alertname": alert.name, **alert.all_labels(), **({"backend": backend} if backend else {})}
-        for alert in ALERTS
-        for backend in (("a", "b") if alert.per_backend else ("",))
-    ]
-
-
-def _silenced(source: dict[str, str], target: dict[str, str]) -> bool:
-    return source != target and any(
-        _matches(rule["source_matchers"], source)
-        and _matches(rule["target_matchers"], target)
-        and all(source.get(name, "") == target.get(name, "") for name in rule["equal"])
-        for rule in _configuration()["inhibit_rules"]
-    )
-
-
-def test_no_alert_silences_another_backend_or_the_fleet() -> None:
-    for source, target in product(_instances(), _instances()):
-        if _silenced(source, target):
-            assert source["backend"] == target["backend"]
-
-
-def test_of_two_bands_or_levels_only_the_worse_is_heard_and_no_two_silence_each_other() -> None:
-    degraded = {
-        labels["score_band"]: labels for labels in _instances() if labels.get("backend") == "a" and "score_band" in labels
-    }
-    assert _silenced(degraded["0.2"], degraded["0.4"])
-    assert _silenced(degraded["0.2"], degraded["0.6"])
-    assert _silenced(degraded["0.4"], degraded["0.6"])
-    for one, other in product(_instances(), _instances()):
-        assert not (_silenced(one, other) and _silenced(other, one))
-
-
-def test_an_alert_outlives_those_of_other_names_that_it_silences() -> None:
-    stays = {alert.name: alert.keep_firing_for_s for alert in ALERTS}
-    for inhibition in INHIBITIONS:
-        source, target = inhibition.source[0], inhibition.target[0]
-        assert source == target or stays[source] >= stays[target] + 60
-
-
-def test_inhibitions_compare_only_labels_that_all_their_alerts_carry() -> None:
-    for inhibition in INHIBITIONS:
-        named = [alert for alert in ALERTS if alert.name in (inhibition.source[0], inhibition.target[0])]
-        assert named
-        assert all(alert.per_backend and inhibition.equal == ("backend",) for alert in named)
-
-
-def test_each_band_has_its_route_and_all_go_to_the_watchdog_with_its_token() -> None:
-    document = _configuration()
-    route = document["route"]
-    assert route["group_by"] == ["alertname", "backend"]
-    assert {r["matchers"][0]: r["repeat_interval"] for r in route["routes"]} == {
-        f'score_band="{band}"': interval for band, interval in REPEAT_INTERVALS.items()
-    }
-    webhook = document["receivers"][0]["webhook_configs"][0]
-    assert webhook["url"] == "http://watchdog:8088/api/v1/alerts"
-    assert webhook["http_config"]["authorization"]["credentials_file"] == "/run/tailkeeper/token"
-    assert 0 < webhook["max_alerts"] <= 1_000
 
 
 # --- the real judges -------------------------------------------------------------------------------------------------
@@ -244,17 +157,6 @@ def test_promtool_notices_a_changed_rule(rendered: Path, original: str, changed:
     assert original in text
     rules.write_text(text.replace(original, changed), encoding="utf-8")
     assert _run(binary("promtool"), "test", "rules", rendered / TESTS_FOLDER / f"{group}.yml").returncode != 0
-
-
-@pytest.mark.real
-def test_amtool_accepts_the_configuration_and_routes_every_alert(rendered: Path) -> None:
-    amtool, file = binary("amtool"), rendered / ALERTMANAGER_PATH
-    done = _run(amtool, "check-config", file)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for labels in _instances():
-        words = [f"{name}={value}" for name, value in labels.items()]
-        routed = _run(amtool, "config", "routes", "test", f"--config.file={file}", *words)
-        assert (routed.returncode, routed.stdout.strip()) == (0, "watchdog")
 
 
 # --- text that comes from outside ------------------------------------------------------------------------------------

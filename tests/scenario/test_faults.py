@@ -14,8 +14,8 @@ import pytest
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
+from tailkeeper_watchdog.alerting import Context, Links, alerts_for
 from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob
-from tailkeeper_watchdog.notify import alerts_for
 from tailkeeper_watchdog.policies.memory_breaker import TAINT
 from tests.scenario.full_world import GUARDS, NAMES, REQUESTS_PER_TICK, TICK_S, WELL, FullWorld
 from tests.scenario.world import Sick
@@ -294,8 +294,8 @@ async def test_a_silence_at_alertmanager_holds_for_the_whole_incident_and_stops_
         await world.run(TICK_S)
         record = world.loop.latest
         assert record is not None
-        alerts = alerts_for(record.findings, record.situation.scores, world.backends, record.desired, CONSOLE)
-        told.append([a["labels"] for a in alerts])
+        context = Context.of(record, world.backends, world.loop.parts.ledger.leases, Links(CONSOLE), {})
+        told.append([a["labels"] for a in alerts_for(record.findings, context)])
     assert all(len(labels) == 1 and silence.items() <= labels[0].items() for labels in told), "nothing escapes the silence"
     assert all(labels == told[-1] for labels in told)
     assert world.admission(VICTIM) == DRAIN, "muted is not unwatched"

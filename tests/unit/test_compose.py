@@ -16,7 +16,8 @@ import yaml
 
 from deploy.make_token import make
 from tailkeeper.config import parse
-from tailkeeper_alerts.alertmanager import Receiver
+from tailkeeper_alerts.notifications.integrations import WatchdogWebhook
+from tailkeeper_alerts.notifications.receivers import SECRETS_DIR
 from tests.e2e.real_programs import binary
 
 ROOT = Path(__file__).parents[2]
@@ -53,12 +54,13 @@ def test_a_service_publishes_on_loopback_only(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
 
 
-def test_only_grafana_the_console_and_prometheus_are_published() -> None:
+def test_only_what_people_open_is_published() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert {name: ports[0].rpartition(":")[2] for name, ports in published.items()} == {
         "grafana": "3000",
         "watchdog": "8088",
         "prometheus": "9090",
+        "alertmanager": "9093",
     }
 
 
@@ -121,7 +123,21 @@ def test_the_configuration_is_valid_and_names_the_stacks_services() -> None:
     config = _configuration()
     urls = [*config.watchdog.source.urls, config.watchdog.alertmanager.url, *(backend.url for backend in config.backends)]
     assert {re.sub(r"https?://([^:/]+).*", r"\1", url) for url in urls} <= set(SERVICES)
-    assert config.watchdog.token_file == Path(Receiver().credentials_file)
+    assert config.watchdog.token_file == Path(WatchdogWebhook().credentials_file)
+
+
+def test_alertmanager_sees_its_whole_folder_and_git_none_of_its_secrets() -> None:
+    mounts = dict(volume.split(":")[:2][::-1] for volume in SERVICES["alertmanager"]["volumes"])
+    folder = ROOT / mounts["/etc/alertmanager"]
+    assert {"alertmanager.yml", "receivers.yaml", "templates"} <= {file.name for file in folder.iterdir()}
+    secrets = folder / Path(SECRETS_DIR).relative_to("/etc/alertmanager")
+    assert (secrets / ".gitignore").read_text(encoding="utf-8").splitlines()[1:] == ["*", "!.gitignore"]
+
+
+def test_notifications_link_to_what_is_published() -> None:
+    given = _configuration().watchdog.alertmanager
+    assert given.console_url == f"http://127.0.0.1:{ENVIRONMENT['TAILKEEPER_CONSOLE_PORT']}"
+    assert given.grafana_url == f"http://127.0.0.1:{ENVIRONMENT['TAILKEEPER_GRAFANA_PORT']}"
 
 
 def test_the_gateways_servers_are_the_taps_of_the_configured_ones() -> None:

@@ -21,30 +21,17 @@ from structlog.testing import capture_logs
 
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.alerting import MAX_ALERTS, Alert, Context, alerts_for, lately_closed
 from tailkeeper_watchdog.findings import Book, close_gone
 from tailkeeper_watchdog.fleet import GONE
-from tailkeeper_watchdog.model import (
-    Backend,
-    DesiredState,
-    Factor,
-    Finding,
-    FindingKind,
-    HealthScore,
-    Knob,
-    Mode,
-    Severity,
-    Share,
-    Target,
-)
-from tailkeeper_watchdog.notify import MAX_ALERTS, Alert, Notifier, alerts_for, lately_closed, score_band
+from tailkeeper_watchdog.model import FindingKind, Severity
+from tailkeeper_watchdog.notify import Notifier
 from tests.e2e.real_programs import RealPrograms, wait_until
 from tests.e2e.real_programs import programs as programs
 from tests.e2e.tiny_servers import answer, body_of, serving
+from tests.unit.told import CONTRACT_LABELS, LINKS, alerts, finding, lease, score, wish
 
-CONSOLE = "http://127.0.0.1:8088/"
-CONTRACT_LABELS = {"alertname", "severity", "backend", "pool", "dominant_factor", "score_band", "self_heal_strategy"}
 LIMIT_S = 10.0
-BACKENDS = (Backend("a", "m", (Target("edge", "a", "llm"), Target("west", "a", "llm"))), Backend("lonely", "m"))
 
 
 @dataclass
@@ -116,91 +103,24 @@ def _notifier(url: str, auth: Auth | None = None, **more: Any) -> Notifier:
     return Notifier(url, auth, **settings)
 
 
-def _finding(kind: FindingKind = FindingKind.HUNG, backend: str = "a", **more: Any) -> Finding:
-    given: dict[str, Any] = {"severity": Severity.PAGE, "since_unix_s": 1.7e9, "summary": f"{backend} is {kind}", **more}
-    return Finding(f"{kind}:{backend}", kind, backend, **given)
-
-
-def _alerts(
-    *findings: Finding, scores: dict[str, HealthScore] | None = None, desired: tuple[DesiredState, ...] = ()
-) -> list[Alert]:
-    return alerts_for(findings, scores or {}, BACKENDS, desired, CONSOLE)
-
-
 def _names(alerts: list[Alert]) -> list[tuple[str, str, bool]]:
     """(alert, backend, ended) of each."""
     return [(a["labels"]["alertname"], a["labels"]["backend"], "endsAt" in a) for a in alerts]
 
 
-def _wish(mode: Mode = Mode.ENFORCE) -> DesiredState:
-    return DesiredState("gpu_health_gate", "a", Knob.ADMISSION, "drain", "hung", mode)
-
-
-def _score(hscore: float | None, **more: Any) -> HealthScore:
-    return HealthScore("a", hscore, (Factor("latency", 0.1, 0.6, 2.5, "s"), Factor("uptime", 1.0, 0.4, 1.0, "ratio")), **more)
-
-
-# What an alert says
-
-
-@pytest.mark.parametrize(
-    ("hscore", "band"),
-    [(None, ""), (1.0, ""), (0.6, ""), (0.599, "0.6"), (0.4, "0.6"), (0.399, "0.4"), (0.2, "0.4"), (0.199, "0.2"), (0.0, "0.2")],
-)
-def test_a_score_falls_into_the_band_it_is_below(hscore: float | None, band: str) -> None:
-    assert score_band(hscore) == band
-
-
-@pytest.mark.parametrize("kind", list(FindingKind))
-@pytest.mark.parametrize("backend", ["a", "lonely", "edge:llm"])
-def test_every_alert_carries_every_label_with_a_value(kind: FindingKind, backend: str) -> None:
-    for alert in _alerts(_finding(kind, backend), scores={"a": _score(0.1)}):
-        assert set(alert["labels"]) >= CONTRACT_LABELS
-        assert all(alert["labels"].values()), "Alertmanager drops a label whose value is empty"
-        assert {"summary", "impact", "causes", "actions", "score", "console", "runbook_url"} <= set(alert["annotations"])
-
-
-def test_a_hung_backend_is_told_with_its_pools_and_the_policy_that_acts() -> None:
-    (alert,) = _alerts(_finding(), desired=(_wish(),))
-    assert alert["labels"] == {
-        "alertname": "BackendHung",
-        "severity": "page",
-        "backend": "a",
-        "pool": "edge:llm,west:llm",
-        "dominant_factor": "none",
-        "score_band": "none",
-        "self_heal_strategy": "gpu_health_gate",
-        "kind": "hung",
-    }
-    assert alert["annotations"]["actions"] == "gpu_health_gate wants admission drain (mode enforce)"
-    assert alert["startsAt"] == "2023-11-14T22:13:20+00:00"
-    assert "endsAt" not in alert
-
-
-@pytest.mark.parametrize(("rule", "name"), [("fast", "SLOBurnFast"), ("slow", "SLOBurnSlow"), ("trickle", "SLOTrickle")])
-def test_a_burn_is_told_by_the_rule_that_holds_and_each_signal_is_an_alert_of_its_own(rule: str, name: str) -> None:
-    found = [replace(_finding(FindingKind.SLO_BURN), evidence={"rule": rule}, signal=signal) for signal in ("ttft", "itl", "")]
-    alerts = _alerts(*found)
-    assert {alert["labels"]["alertname"] for alert in alerts} == {name}
-    assert [alert["labels"].get("signal") for alert in alerts] == ["ttft", "itl", None]
-
-
-def test_a_policy_that_only_observes_is_no_strategy() -> None:
-    (alert,) = _alerts(_finding(), desired=(_wish(Mode.OBSERVE),))
-    assert alert["labels"]["self_heal_strategy"] == "none"
-    assert "mode observe" in alert["annotations"]["actions"]
+# Over the wire
 
 
 async def test_an_alert_about_a_backend_that_is_gone_ends_under_its_own_labels_and_says_why() -> None:
     """With the backend its pool and score are gone too, so the labels of its end alone would name another alert."""
-    scores = {"a": _score(0.5)}
+    scores = {"a": score(0.5)}
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding(), scores=scores, desired=(_wish(),)), frozenset({"a"}))
+            notifier.offer(alerts(finding(), scores=scores, desired=(wish(),)), frozenset({"a"}))
             (told,) = await fake.after(1)
-            book = close_gone(Book({(FindingKind.HUNG, "a", ""): _finding()}, {}), frozenset({"a"}), GONE, 1.7e9 + 60)
+            book = close_gone(Book({(FindingKind.HUNG, "a", ""): finding()}, {}), frozenset({"a"}), GONE, 1.7e9 + 60)
             assert book.open == {}
-            ended = alerts_for(lately_closed(book, 1.7e9 + 61), {}, (), (), CONSOLE)
+            ended = alerts_for(lately_closed(book, 1.7e9 + 61), Context(1.7e9 + 61, LINKS))
             notifier.offer(ended, frozenset({"lonely"}))
             over = (await fake.after(2))[1]
     assert sorted(_names(over)) == [("BackendHung", "a", True), ("HealthDegraded", "a", True)]
@@ -209,78 +129,34 @@ async def test_an_alert_about_a_backend_that_is_gone_ends_under_its_own_labels_a
     assert next(a for a in over if "finding" in a["annotations"])["endsAt"] == "2023-11-14T22:14:20+00:00"
 
 
-def test_an_end_is_told_for_some_minutes_in_the_order_of_the_ends() -> None:
-    closed = tuple(replace(_finding(backend=f"b{n}"), until_unix_s=float(n)) for n in range(1_000))
-    told = lately_closed(Book(closed=closed), 1_000.0)
-    assert [f.until_unix_s for f in told] == [float(n) for n in range(701, 1_000)]
-    assert len(lately_closed(Book(closed=closed), 0.0)) == MAX_ALERTS, "no more than one post has, also after a clock step"
-
-
-def test_information_is_no_alert() -> None:
-    assert _alerts(_finding(severity=Severity.INFO)) == []
-
-
-def test_the_largest_shares_are_named_as_causes() -> None:
-    shares = (Share("stage", "queue", 0.2, 0.9), Share("stage", "prefill", 0.64, 0.9), Share("tenant", "x", 0.16, 0.5))
-    (alert,) = _alerts(_finding(FindingKind.GROWTH, shares=shares))
-    assert alert["annotations"]["causes"] == "stage prefill 64%, stage queue 20%, tenant x 16%; confidence high"
-
-
-def test_a_common_cause_names_its_pool() -> None:
-    (alert,) = _alerts(_finding(FindingKind.COMMON_CAUSE, "edge:llm", evidence={"pool": "edge:llm"}))
-    assert alert["labels"]["pool"] == "edge:llm"
-
-
-@pytest.mark.parametrize(("hscore", "severity"), [(0.5, "ticket"), (0.3, "page"), (0.1, "page")])
-def test_a_degraded_score_is_told_with_its_band_and_its_dominant_factor(hscore: float, severity: str) -> None:
-    (alert,) = _alerts(scores={"a": _score(hscore)})
-    labels = alert["labels"]
-    assert (labels["alertname"], labels["severity"], labels["dominant_factor"]) == ("HealthDegraded", severity, "latency")
-    assert labels["score_band"] == score_band(hscore)
-    assert str(hscore) not in "".join(v for k, v in labels.items() if k != "score_band"), "a score as a label splits alerts"
-
-
-@pytest.mark.parametrize("score", [_score(None), _score(0.6), _score(0.0, veto=State.HUNG)])
-def test_an_unknown_a_good_and_a_vetoed_score_are_not_degraded(score: HealthScore) -> None:
-    assert _alerts(scores={"a": score}) == []
-
-
-def test_an_end_never_lies_before_its_start() -> None:
-    (alert,) = _alerts(_finding(until_unix_s=1.6e9))
-    assert alert["endsAt"] == alert["startsAt"]
-
-
-# Over the wire
-
-
 async def test_an_open_finding_is_posted_at_once_to_the_v2_api() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url + "/")) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             (post,) = await fake.after(1)
     assert fake.paths == ["/api/v2/alerts"]
-    assert post == _alerts(_finding())
+    assert post == alerts(finding())
 
 
 async def test_what_stays_the_same_is_sent_again_only_when_it_is_due() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url, resend_s=0.05)) as notifier:
-            notifier.offer(_alerts(_finding(summary="first")))
+            notifier.offer(alerts(finding(summary="first")))
             await fake.after(1)
             for _ in range(20):
-                notifier.offer(_alerts(_finding(summary="newest")))
+                notifier.offer(alerts(finding(summary="newest")))
             posts = await fake.after(3)
     assert [_names(p) for p in posts[:3]] == [[("BackendHung", "a", False)]] * 3
     assert posts[2][0]["annotations"]["summary"] == "newest"
 
 
 async def test_a_closed_finding_is_sent_once_with_its_end() -> None:
-    closed = _finding(until_unix_s=1.7e9 + 60)
+    closed = finding(until_unix_s=1.7e9 + 60)
     with _fake() as fake:
         async with _running(_notifier(fake.url, resend_s=0.02)) as notifier:
-            notifier.offer(_alerts(_finding(), _finding(FindingKind.DOWN, "b")))
+            notifier.offer(alerts(finding(), finding(FindingKind.DOWN, "b")))
             await fake.after(1)
-            notifier.offer(_alerts(closed, _finding(FindingKind.DOWN, "b")))
+            notifier.offer(alerts(closed, finding(FindingKind.DOWN, "b")))
             posts = await fake.after(6)
     ends = [a for post in posts for a in post if "endsAt" in a]
     assert [(a["labels"]["backend"], a["endsAt"]) for a in ends] == [("a", "2023-11-14T22:14:20+00:00")]
@@ -290,19 +166,18 @@ async def test_a_finding_that_opens_again_is_not_ended_by_its_former_self() -> N
     """Both have the same labels, so Alertmanager would take the end of the old one for the end of the new one."""
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await fake.after(1)
-            notifier.offer(
-                _alerts(_finding(since_unix_s=1.7e9 + 90), _finding(until_unix_s=1.7e9 + 60), desired=(_wish(Mode.ADVISE),))
-            )
+            another = finding(FindingKind.DOWN, "b")
+            notifier.offer(alerts(finding(since_unix_s=1.7e9 + 90), finding(until_unix_s=1.7e9 + 60), another))
             posts = await fake.after(2)
-    assert _names(posts[1]) == [("BackendHung", "a", False)]
+    assert _names(posts[1]) == [("BackendHung", "a", False), ("BackendHung", "b", False)]
 
 
 async def test_what_was_never_told_is_not_ended() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding(until_unix_s=1.7e9 + 60), _finding(FindingKind.DOWN, "b")))
+            notifier.offer(alerts(finding(until_unix_s=1.7e9 + 60), finding(FindingKind.DOWN, "b")))
             (post,) = await fake.after(1)
     assert _names(post) == [("BackendHung", "b", False)]
 
@@ -310,9 +185,9 @@ async def test_what_was_never_told_is_not_ended() -> None:
 async def test_a_score_that_recovered_is_ended_though_no_finding_closes() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url, wall=lambda: 1.7e9 + 30)) as notifier:
-            notifier.offer(_alerts(scores={"a": _score(0.3)}))
+            notifier.offer(alerts(scores={"a": score(0.3)}))
             await fake.after(1)
-            notifier.offer(_alerts(scores={"a": _score(0.9)}))
+            notifier.offer(alerts(scores={"a": score(0.9)}))
             posts = await fake.after(2)
     assert _names(posts[1]) == [("HealthDegraded", "a", True)]
     assert posts[1][0]["endsAt"] == "2023-11-14T22:13:50+00:00"
@@ -321,18 +196,47 @@ async def test_a_score_that_recovered_is_ended_though_no_finding_closes() -> Non
 async def test_a_change_of_band_ends_the_former_identity_in_the_same_post() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(scores={"a": _score(0.5)}))
+            notifier.offer(alerts(scores={"a": score(0.5)}))
             await fake.after(1)
-            notifier.offer(_alerts(scores={"a": _score(0.3)}))
+            notifier.offer(alerts(scores={"a": score(0.3)}))
             posts = await fake.after(2)
     assert [(a["labels"]["score_band"], "endsAt" in a) for a in posts[1]] == [("0.4", False), ("0.6", True)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leases": (lease(),)},
+        {"scores": {"a": score(0.7, veto=State.HUNG)}},
+        {"desired": (wish(),)},
+    ],
+)
+async def test_a_change_of_action_cause_or_strategy_is_told_at_once_and_begins_a_new_alert_of_the_same_finding(
+    change: dict[str, Any],
+) -> None:
+    with _fake() as fake:
+        async with _running(_notifier(fake.url, wall=lambda: 1.7e9 + 90)) as notifier:
+            notifier.offer(alerts(finding()))
+            await fake.after(1)
+            await _until(lambda: bool(notifier._told))
+            notifier.offer(alerts(finding(), **change))
+            await fake.after(2)
+            notifier.offer(alerts(finding(), finding(FindingKind.DOWN, "b"), **change))
+            posts = await fake.after(3)
+    assert _names(posts[1]) == [("BackendHung", "a", False), ("BackendHung", "a", True)]
+    new, old = posts[1]
+    assert new["annotations"]["finding"] == old["annotations"]["finding"]
+    # One that claimed to be older would set off the reminder of its band beside the update.
+    assert (old["startsAt"], new["startsAt"]) == ("2023-11-14T22:13:20+00:00", "2023-11-14T22:14:50+00:00")
+    assert new["annotations"]["since"].startswith("22:13 UTC"), "people are told since when it is wrong"
+    assert posts[2][0]["startsAt"] == new["startsAt"], "and it stays that alert"
 
 
 async def test_a_refused_post_is_repeated_until_it_is_taken_and_logged_once() -> None:
     with _fake() as fake, capture_logs() as logs:
         fake.status, fake.said = 503, b"not now\n"
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await fake.after(3)
             fake.status = 200
             await _until(lambda: notifier.last_error is None and notifier.failures == 0 and len(fake.posts) >= 4)
@@ -343,15 +247,15 @@ async def test_a_refused_post_is_repeated_until_it_is_taken_and_logged_once() ->
 async def test_the_end_of_a_finding_survives_an_outage_of_alertmanager() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await fake.after(1)
             fake.status = 500
-            notifier.offer(_alerts(_finding(until_unix_s=1.7e9 + 60)))
+            notifier.offer(alerts(finding(until_unix_s=1.7e9 + 60)))
             await fake.after(3)
             fake.status = 200
             await _until(lambda: notifier.failures == 0)
             told = len(fake.posts)
-            notifier.offer(_alerts(_finding(FindingKind.DOWN, "b")))
+            notifier.offer(alerts(finding(FindingKind.DOWN, "b")))
             posts = await fake.after(told + 1)
     assert _names(posts[told - 1]) == [("BackendHung", "a", True)]
     assert _names(posts[told]) == [("BackendHung", "b", False)], "ended already, and not ended twice"
@@ -362,7 +266,7 @@ async def test_nobody_listening_is_an_error_and_not_the_end() -> None:
         url = fake.url
     with capture_logs():
         async with _running(_notifier(url)) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await _until(lambda: notifier.failures >= 2)
             assert notifier.last_error is not None
             assert "ConnectError" in notifier.last_error
@@ -372,7 +276,7 @@ async def test_an_answer_that_never_comes_ends_at_the_deadline() -> None:
     with _fake() as fake, capture_logs():
         fake.stuck = threading.Event()
         async with _running(_notifier(fake.url, deadline_s=0.05)) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await _until(lambda: notifier.failures >= 1)
             assert notifier.last_error is not None
             assert "ReadTimeout" in notifier.last_error or "no answer within" in notifier.last_error
@@ -385,7 +289,7 @@ async def test_a_redirect_is_not_followed_with_our_credential(tmp_path: Path) ->
     with _fake() as fake, capture_logs() as logs:
         fake.status = 307
         async with _running(_notifier(fake.url, Auth(bearer_file=token))) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await _until(lambda: notifier.failures >= 1)
             assert notifier.last_error == "answered 307: {}"
     assert "s3cret" not in repr(logs)
@@ -396,10 +300,10 @@ async def test_a_rotated_token_is_taken_up(tmp_path: Path) -> None:
     token.write_text("old\n")
     with _fake() as fake:
         async with _running(_notifier(fake.url, Auth(bearer_file=token))) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await fake.after(1)
             token.write_text("new\n")
-            notifier.offer(_alerts(_finding(FindingKind.DOWN, "b")))
+            notifier.offer(alerts(finding(FindingKind.DOWN, "b")))
             await fake.after(2)
     assert fake.credentials == ["Bearer old", "Bearer new"]
 
@@ -410,7 +314,7 @@ async def test_a_token_file_that_is_gone_is_an_error_and_not_the_end(tmp_path: P
     with _fake() as fake, capture_logs():
         async with _running(_notifier(fake.url, Auth(bearer_file=token))) as notifier:
             token.unlink()
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await _until(lambda: notifier.failures >= 1)
             assert notifier.last_error is not None
             assert str(token) in notifier.last_error
@@ -423,7 +327,7 @@ async def test_a_password_in_the_url_is_not_logged() -> None:
     with _fake() as fake, capture_logs() as logs:
         fake.status = 400
         async with _running(_notifier(fake.url.replace("//", "//me:hunter2@"))) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await _until(lambda: notifier.failures >= 1)
     assert logs
     assert "hunter2" not in repr(logs)
@@ -432,28 +336,28 @@ async def test_a_password_in_the_url_is_not_logged() -> None:
 async def test_a_reason_with_half_a_character_is_sent_and_does_not_end_the_sender() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding(summary="bad \ud800 reason")))
+            notifier.offer(alerts(finding(summary="bad \ud800 reason")))
             (post,) = await fake.after(1)
     assert post[0]["annotations"]["summary"] == "bad ? reason"
 
 
 async def test_pages_come_first_and_one_post_is_bounded() -> None:
-    tickets = [_finding(FindingKind.TELEMETRY_LOST, f"t{i}", severity=Severity.TICKET) for i in range(MAX_ALERTS)]
+    tickets = [finding(FindingKind.TELEMETRY_LOST, f"t{i}", severity=Severity.TICKET) for i in range(MAX_ALERTS)]
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(*tickets, _finding(FindingKind.COMMON_CAUSE, "edge:llm")))
+            notifier.offer(alerts(*tickets, finding(FindingKind.COMMON_CAUSE, "edge:llm")))
             (post,) = await fake.after(1)
     assert len(post) == MAX_ALERTS
     assert post[0]["labels"]["kind"] == "common_cause"
 
 
 async def test_what_no_longer_fits_into_a_post_is_not_ended() -> None:
-    tickets = [_finding(FindingKind.TELEMETRY_LOST, f"t{i}", severity=Severity.TICKET) for i in range(MAX_ALERTS)]
+    tickets = [finding(FindingKind.TELEMETRY_LOST, f"t{i}", severity=Severity.TICKET) for i in range(MAX_ALERTS)]
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(*tickets))
+            notifier.offer(alerts(*tickets))
             await fake.after(1)
-            notifier.offer(_alerts(*tickets, _finding(FindingKind.COMMON_CAUSE, "edge:llm")))
+            notifier.offer(alerts(*tickets, finding(FindingKind.COMMON_CAUSE, "edge:llm")))
             posts = await fake.after(2)
     assert not any("endsAt" in alert for alert in posts[1])
 
@@ -462,10 +366,10 @@ async def test_an_alertmanager_that_hangs_delays_no_offer() -> None:
     with _fake() as fake, capture_logs():
         fake.stuck = threading.Event()
         async with _running(_notifier(fake.url)) as notifier:
-            notifier.offer(_alerts(_finding()))
+            notifier.offer(alerts(finding()))
             await fake.after(1)
             for i in range(1_000):
-                notifier.offer(_alerts(_finding(FindingKind.DOWN, f"b{i}")))
+                notifier.offer(alerts(finding(FindingKind.DOWN, f"b{i}")))
             fake.stuck.set()
             posts = await fake.after(2)
     assert _names(posts[1]) == [("BackendHung", "b999", False), ("BackendHung", "a", True)], "only the newest state is kept"
@@ -486,7 +390,7 @@ def test_after_every_post_alertmanager_knows_exactly_what_is_open(ticks: list[se
 
         notifier._post = take  # type: ignore[method-assign]
         for tick in ticks:
-            notifier.offer(_alerts(*(_finding(backend=f"b{i}") for i in sorted(tick))))
+            notifier.offer(alerts(*(finding(backend=f"b{i}") for i in sorted(tick))))
             await notifier._send()
             assert firing == {f"b{i}" for i in tick}
         await notifier.close()
@@ -507,21 +411,13 @@ async def test_a_real_alertmanager_shows_the_open_finding_and_drops_it_when_it_c
         alerts: list[dict[str, Any]] = real.get("/api/v2/alerts")
         return alerts
 
-    score, now = _score(0.5), time.time() - 5.0
+    bad, now = score(0.5), time.time() - 5.0
     async with _running(_notifier(real.url)) as notifier:
-        notifier.offer(_alerts(_finding(since_unix_s=now), scores={"a": score}, desired=(_wish(),)))
+        notifier.offer(alerts(finding(since_unix_s=now), scores={"a": bad}, desired=(wish(),)))
         await asyncio.to_thread(wait_until, lambda: len(seen()) == 2, "two alerts")
         found = {a["labels"]["alertname"]: a for a in seen()}
         assert set(found["BackendHung"]["labels"]) >= CONTRACT_LABELS
         assert found["BackendHung"]["annotations"]["actions"].startswith("gpu_health_gate wants")
-        notifier.offer(_alerts(replace(_finding(since_unix_s=now), until_unix_s=now), scores={"a": _score(0.3)}))
+        notifier.offer(alerts(replace(finding(since_unix_s=now), until_unix_s=now), scores={"a": score(0.3)}))
         await asyncio.to_thread(wait_until, lambda: [_band_of(a) for a in seen()] == ["0.4"], "the new band alone")
         assert notifier.last_error is None
-
-
-def test_two_pieces_of_advice_are_two_alerts_and_nobody_is_said_to_wait_for_them() -> None:
-    told = _alerts(*(_finding(FindingKind.ADVICE, signal=signal) for signal in ("gate:admission", "quarantine")))
-
-    assert len({tuple(alert["labels"].items()) for alert in told}) == 2
-    assert {alert["labels"]["alertname"] for alert in told} == {"HealthDegraded"}
-    assert "wait longer" not in told[0]["annotations"]["impact"]

@@ -19,6 +19,7 @@ from tailkeeper_exporter.change_rights import read_token
 from tailkeeper_exporter.clients import Clients, headers_in
 from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.actuators.kube_api import installed
+from tailkeeper_watchdog.alerting import Context, Links, alerts_for, lately_closed
 from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.page import Series, TickDurations
 from tailkeeper_watchdog.api.security import Gate
@@ -36,16 +37,16 @@ from tailkeeper_watchdog.happenings.teller import Teller
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.kube_announcer import KubeAnnouncer
 from tailkeeper_watchdog.leadership import Leadership
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
-from tailkeeper_watchdog.notify import Notifier, alerts_for, lately_closed
+from tailkeeper_watchdog.model import Backend, Lease, Mode, Slo, Target, TickRecord
+from tailkeeper_watchdog.notify import Notifier
 from tailkeeper_watchdog.otlp.service import Telemetry
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.records.file import Recorder
 from tailkeeper_watchdog.records.in_force import InForce, written_down
-from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchedBackend
+from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchdogSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
 from tailkeeper_watchdog.slo.store import SloStore
 from tailkeeper_watchdog.slo.tiers import tiers_of
@@ -223,6 +224,7 @@ class Watchdog:
         self._keeper = Keeper(store, lambda: self.loop.drift.baselines, time.time)
         alertmanager = config.watchdog.alertmanager
         self._notifier = Notifier(alertmanager.url, alertmanager.auth) if alertmanager.url else None
+        self._links = links_of(config.watchdog)
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
         tick_s = config.watchdog.tick_s
         own = (self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
@@ -237,9 +239,9 @@ class Watchdog:
         if self._notifier is not None:
             book = self.loop.memory.book
             findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
-            url = f"http://{self._config.watchdog.listen}/"
             fleet = self.loop.fleet
-            alerts = alerts_for(findings, record.situation.scores, fleet.backends, record.desired, url)
+            context = Context.of(record, fleet.backends, self._leases, self._links, self._config.watchdog.alertmanager.labels)
+            alerts = alerts_for(findings, context)
             self._notifier.offer(alerts, fleet.names)
         self._tell_happenings(record)
         self.insights.note(record)
@@ -254,6 +256,13 @@ class Watchdog:
 
     def _telemetry_series(self) -> Iterable[Series]:
         return () if self.telemetry is None else self.telemetry.series()
+
+    def _leases(self) -> tuple[Lease, ...]:
+        """What is in force. A ledger that cannot be read keeps no alert back: that then says what is wanted, not what is done."""
+        try:
+            return self.ledger.leases()
+        except LedgerError:
+            return ()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -324,6 +333,14 @@ def build_recorder(config: Configuration, parts: Parts) -> Recorder | None:
         return None
     configuration = written_down(parts.rules, parts.guards, parts.tick_s)
     return Recorder(path, config.watchdog.records.max_bytes, configuration, f"{parts.wall():.3f}")
+
+
+def links_of(settings: WatchdogSettings) -> Links:
+    """Addresses for people, in every alert."""
+    given = settings.alertmanager
+    host, _, port = settings.listen.rpartition(":")
+    here = f"http://{'127.0.0.1' if host in ('0.0.0.0', '[::]', '') else host}:{port}"
+    return Links(f"{given.console_url or here}/", given.grafana_url, given.runbook_url)
 
 
 def slo_of(config: Configuration) -> Slo:

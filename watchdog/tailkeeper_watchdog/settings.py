@@ -5,6 +5,7 @@ Every field has its unit in its name and, under it, why its default is what it i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -135,11 +136,43 @@ class PrometheusSource(Settings):
 Source = Annotated[ExporterSource | PrometheusSource, Field(discriminator="kind")]
 
 
+ALERT_LABEL_PATTERN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+MAX_ALERT_LABELS = 16
+OWN_ALERT_LABELS = frozenset(
+    {"alertname", "severity", "backend", "pool", "dominant_factor", "score_band", "self_heal_strategy", "cause", "action"}
+    | {"source", "kind", "signal"}
+)
+"""What every alert, or some, carries by itself."""
+
+
 class AlertmanagerSettings(Settings):
+    """Where alerts go, and the addresses that they link to, as people reach them."""
+
     url: str | None = None
     auth: Auth = Auth()
+    labels: dict[str, str] = Field(default_factory=dict, max_length=MAX_ALERT_LABELS)
+    """Added to every alert, as Prometheus adds its `external_labels`: with the same `cluster` there and here, both are one
+    incident to Alertmanager."""
+    console_url: str | None = None
+    """Default: `listen`, on 127.0.0.1 where that is every address."""
+    grafana_url: str | None = None
+    """Grafana, without a path to a board. None by default: there may be none, and a dead link costs time at night."""
+    runbook_url: Annotated[str, Field(min_length=1, max_length=500)] = "docs/runbook.md"
+    """Each alert's section is this with `#` and the alert's name in small letters."""
 
-    _check_url = field_validator("url")(check_url)
+    _check_url = field_validator("url", "console_url", "grafana_url")(check_url)
+
+    @field_validator("labels")
+    @classmethod
+    def _are_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        for name, value in labels.items():
+            if not ALERT_LABEL_PATTERN.fullmatch(name):
+                raise ValueError(f"{name!r} is no label name; letters, digits and underscores are allowed, no digit first")
+            if name in OWN_ALERT_LABELS:
+                raise ValueError(f"{name!r} is a label that alerts have by themselves; take another name")
+            if not value:
+                raise ValueError(f"{name!r} is empty, and Alertmanager drops a label without a value; leave it out")
+        return labels
 
 
 class WatchdogOtlp(Settings):
