@@ -32,6 +32,7 @@ SHARED_PARTS = {
     "ray_document",
     "removed_workers",
     "consul_keys",
+    "kube_events",
     "config_file",
     "document_text",
     "envoy_admin",
