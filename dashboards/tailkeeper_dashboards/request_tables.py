@@ -70,7 +70,7 @@ def traced(settings: BoardSettings, place: Place) -> table.Panel:
         f"Requests that waited longer than {style.seconds_text(settings.slo_ttft_s)} for the first token or failed, of the "
         f"newest {requests.MOST_FOUND} such traces in this time range; click a request id to see why.",
         "none",
-        "no slow or failed request was traced",
+        "no slow or failed request, and none with that id, was traced in this time",
         place,
     )
     query = search(requests.slow_spans(settings.slo_ttft_s), limit=requests.MOST_FOUND)
@@ -84,7 +84,7 @@ def logged(settings: BoardSettings, place: Place) -> table.Panel:
         f"The worst {WORST} of the newest {requests.MOST_FOUND} slow or failed requests that were logged; sampling loses none "
         "of them, and the time is when the answer ended.",
         "none",
-        "no slow or failed request was logged",
+        "no slow or failed request, and none with that id, was logged in this time",
         place,
     )
     query = log_lines(requests.slow_lines(settings.slo_ttft_s), limit=requests.MOST_FOUND)

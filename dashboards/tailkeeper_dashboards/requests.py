@@ -9,6 +9,7 @@ from __future__ import annotations
 from tailkeeper_dashboards.style import seconds_in_query
 from tailkeeper_exporter.otlp import attributes as names
 from tailkeeper_exporter.otlp.spans import REQUEST_SPAN, SERVICE_NAME, STAGES
+from tailkeeper_watchdog.happenings import names as happenings
 
 TYPED = "(cmpl-|chatcmpl-)?$request_id"
 """The typed id as a regular expression that matches the whole; it matches no id while nothing is typed."""
@@ -67,5 +68,5 @@ def lines_of_request() -> str:
 
 
 def decision_lines() -> str:
-    """The watchdog's decision log about the chosen backends."""
-    return f'{{service_name="tailkeeper-watchdog"}} | {label(names.BACKEND)} =~ "$backend"'
+    """The watchdog's log about the chosen backends: what it found, and what it decided."""
+    return f'{{service_name="{happenings.SERVICE_NAME}"}} | {happenings.BACKEND} =~ "$backend"'

@@ -26,6 +26,7 @@ from tools.catalogue_page import BACKENDS, HUNG, MODEL, MODELS
 BOARDS = {path: json.loads(text) for path, text in render_boards().items()}
 FLEET = next(board for board in BOARDS.values() if board["uid"] == FLEET_UID)
 ONLY_SOMETIMES = {
+    "What held its clocks back? A": "asks for what held clocks back at any moment, and nothing on the page does",
     "P99 first token (SLO 1.2 s) B": "asks for a P99 beyond the last bucket, and none of the page is",
 }
 """Queries that rightly find nothing here, each with why."""
@@ -72,7 +73,7 @@ def _filled(expr: str, backend: str = ".*", model: str = ".*") -> str:
     """The expression as Grafana would send it: every other list is on All, and every text field empty."""
     given = {"backend": backend, "model": model, "cluster": ".*", "canary": ".*", "gpu": ""}
     expr = expr.replace("$__rate_interval", RATE_WINDOW).replace("$__range", RATE_WINDOW)
-    return re.sub(r"\$(\w+)", lambda match: given[match[1]], expr)
+    return re.sub(r"\$([a-zA-Z_]\w*)", lambda match: given[match[1]], expr)
 
 
 def _targets(board: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -204,7 +204,7 @@ def _score(settings: BoardSettings) -> Builder:
 def _decisions(settings: BoardSettings) -> Builder:
     about = About(
         "What was decided about it, and why?",
-        "Lines of the watchdog's decision log about the chosen backends, newest first.",
+        "What the watchdog found and decided about the chosen backends, newest first.",
         "none",
         "nothing was decided about it, or the log is not sent to Loki",
         Place(0, 45, 24, 8),
