@@ -92,11 +92,11 @@ async def test_without_logs_only_traces_are_sent_and_a_quiet_tick_sends_nothing(
     assert {seen.path for seen in collector.requests} == {"/v1/traces"}
 
 
-async def test_without_a_collector_there_is_no_telemetry_and_no_series_of_it(tmp_path: Path) -> None:
+async def test_without_a_collector_nothing_is_offered(tmp_path: Path) -> None:
     with webhook_gateway(documents()) as gateway:
         async with watching(tmp_path, {"kind": "webhook", "url": gateway.url}) as (watchdog, _):
             assert watchdog.telemetry is None
-            assert "otlp" not in await page_of(watchdog)
+            assert 'tailkeeper_watchdog_otlp_logs_total{outcome="offered"} 0.0' in await page_of(watchdog)
 
 
 @pytest.mark.parametrize("down", ["away", "hangs", "refuses"])

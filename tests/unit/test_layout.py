@@ -40,6 +40,7 @@ SHARED_PARTS = {
     "file_weights",
     "traefik_services",
     "kube_api",
+    "kube_events",
     "kube_objects",
     "kube_steps",
     "kube_taints",

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tailkeeper import collector_config
 from tailkeeper.config import load, parse
+from tailkeeper_dashboards.settings import ROOT_CAUSE_UID
 from tailkeeper_exporter.catalog import BY_NAME, OUTCOMES
 from tailkeeper_exporter.otlp import attributes
 from tailkeeper_exporter.otlp.spans import SERVICE_NAME as TAP
@@ -264,7 +265,7 @@ def test_an_exemplar_leads_to_its_trace_and_to_the_board_of_its_request() -> Non
     trace, request = SOURCES["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
     assert (trace["name"], trace["datasourceUid"]) == ("trace_id", "tempo")
     assert request["name"] == "request_id"
-    assert urlsplit(request["url"].replace("$$", "$")).path == "/d/tailkeeper-root-cause"
+    assert urlsplit(request["url"].replace("$$", "$")).path == f"/d/{ROOT_CAUSE_UID}"
     assert parse_qs(urlsplit(request["url"].replace("$$", "$")).query) == {"var-request_id": ["${__value.raw}"]}
     assert SOURCES["prometheus"]["jsonData"]["httpMethod"] == "POST"
 
@@ -285,7 +286,7 @@ def test_a_log_leads_to_its_trace_whether_it_came_by_otlp_or_is_a_line_of_json()
     fields = SOURCES["loki"]["jsonData"]["derivedFields"]
     by_label = {f["matcherRegex"]: f for f in fields if f["matcherType"] == "label"}
     assert by_label["trace_id"]["datasourceUid"] == "tempo"
-    assert attributes.REQUEST_ID.replace(".", "_") in by_label
+    assert f"/d/{ROOT_CAUSE_UID}?" in by_label[attributes.REQUEST_ID.replace(".", "_")]["url"]
     (line,) = [f for f in fields if f["matcherType"] == "regex"]
     trace = "0af7651916cd43dd8448eb211c80319c"
     for text in (json.dumps({"a": 1, "trace_id": trace}), json.dumps({"trace_id": trace}, separators=(",", ":"))):

@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 import requests
@@ -21,7 +21,7 @@ from tailkeeper_watchdog.actuators import build_actuator, http_auth
 from tailkeeper_watchdog.actuators.kube_api import installed
 from tailkeeper_watchdog.alerting import Context, Links, alerts_for, lately_closed
 from tailkeeper_watchdog.api.app import build_api
-from tailkeeper_watchdog.api.page import Series, TickDurations
+from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.baseline_set import BaselineSet
 from tailkeeper_watchdog.baseline_store import BaselineStore, Keeper, read_file
@@ -227,8 +227,8 @@ class Watchdog:
         self._links = links_of(config.watchdog)
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
         tick_s = config.watchdog.tick_s
-        own = (self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
-        api = build_api(*own, self._telemetry_series)
+        sent = None if self.telemetry is None else self.telemetry.counts
+        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights, sent)
         self._api = api
         self.asgi = Gate(api, token)
 
@@ -253,9 +253,6 @@ class Watchdog:
             self.telemetry.note(record, self.loop.laps, happenings, self._teller.missed)
         if self.announcer is not None:
             self.announcer.offer(happenings)
-
-    def _telemetry_series(self) -> Iterable[Series]:
-        return () if self.telemetry is None else self.telemetry.series()
 
     def _leases(self) -> tuple[Lease, ...]:
         """What is in force. A ledger that cannot be read keeps no alert back: that then says what is wanted, not what is done."""

@@ -160,7 +160,7 @@ OTLP_SPANS = Metric(
     "tailkeeper_watchdog_otlp_spans_total",
     Kind.COUNTER,
     Unit.ONE,
-    "Spans of the watchdog's own ticks by what became of them; there where a collector is configured.",
+    "Spans of the watchdog's own ticks by what became of them on the way to the collector.",
     (OTLP_OUTCOME,),
     Merge.SUM,
 )

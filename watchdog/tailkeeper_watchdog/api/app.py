@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +14,7 @@ from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from tailkeeper_exporter.otlp.counts import Counts
 from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
@@ -26,6 +27,7 @@ from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Mode
+from tailkeeper_watchdog.otlp.service import series_of
 from tailkeeper_watchdog.switches import MAX_HOLD_S, Switches
 
 MAX_DECISIONS = 1_000
@@ -74,7 +76,7 @@ class Watched:
     modes: Mapping[str, Mode]
     tick_s: float
     insights: Insights
-    more: Callable[[], Iterable[Series]]
+    telemetry: Counts
 
     @property
     def names(self) -> frozenset[str]:
@@ -126,9 +128,9 @@ def build_api(
     modes: Mapping[str, Mode],
     tick_s: float,
     insights: Insights,
-    more: Callable[[], Iterable[Series]] = tuple,
+    telemetry: Counts | None = None,
 ) -> FastAPI:
-    """The application, without the gate in front of it (``security.Gate``). ``more`` are series for its page of metrics."""
+    """The application, without the gate in front of it (``security.Gate``). ``telemetry``: what became of what we send."""
     trends = Trends()
     # A redirect to the path without its slash would go to whatever host the request names.
     api = FastAPI(
@@ -140,7 +142,7 @@ def build_api(
         responses=DOCUMENTED,
         lifespan=_following(trends, loop),
     )
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, more)
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, telemetry or Counts())
     add_handlers(api)
     _add_reads(api, watched)
     _add_baselines(api, watched)
@@ -235,7 +237,7 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     hardware = () if latest is None else insights.capacity.view(latest.situation)
     pages = insights.forecast.view(watched.loop.fleet.backends)
     now = () if latest is None else tuple(in_force.finding_series(latest.findings))
-    more = (capacity.series(hardware), forecast.series(pages), tuple(watched.more()))
+    more = (capacity.series(hardware), forecast.series(pages), tuple(series_of(watched.telemetry)))
     return chain(promises, now, watched.lease_series(), *more)
 
 

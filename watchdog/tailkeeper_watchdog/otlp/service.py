@@ -102,11 +102,6 @@ class Telemetry:
         if self._wants_logs:
             self.counts.logs.update({Outcome.OFFERED: count, Outcome.DROPPED: count})
 
-    def series(self) -> Iterator[tuple[Metric, tuple[tuple[tuple[str, ...], float], ...]]]:
-        """For our page: what became of spans and records, every outcome from the start."""
-        for metric, counter in ((OTLP_SPANS, self.counts.spans), (OTLP_LOGS, self.counts.logs)):
-            yield metric, tuple(((outcome.value,), float(counter[outcome])) for outcome in SENDER)
-
     async def run(self) -> None:
         """Write and send until cancelled; then what is left, for a short while."""
         sending = asyncio.create_task(self._sender.run())
@@ -148,6 +143,12 @@ class Telemetry:
             self._sender.offer_spans(written.spans, written.span_count)
         if written.log_count:
             self._sender.offer_logs(written.logs, written.log_count)
+
+
+def series_of(counts: Counts) -> Iterator[tuple[Metric, tuple[tuple[tuple[str, ...], float], ...]]]:
+    """For our page: what became of spans and records, every outcome at 0 from the start."""
+    for metric, counter in ((OTLP_SPANS, counts.spans), (OTLP_LOGS, counts.logs)):
+        yield metric, tuple(((outcome.value,), float(counter[outcome])) for outcome in SENDER)
 
 
 def written_of(noted: Noted, wants_logs: bool) -> Written:
