@@ -74,6 +74,22 @@ async def test_others_are_not_in_it(flapping: World) -> None:
     assert flapping.admission("c") == SERVE
 
 
+async def test_restarts_under_an_operators_hold_are_not_counted_and_others_are(tmp_path: Path) -> None:
+    """Nothing tells a deploy from a crash but who says so."""
+    world = World(tmp_path / "ledger.db", guards=GUARDS)
+    await world.run(10)
+    world.switches.hold("b", "deploy 42", 600.0)
+    for _ in range(4):
+        for name in ("b", "c"):
+            for state, seconds in ((State.DOWN, 3), (State.STARTING, 4), (State.SERVING, 15)):
+                world.sick[name].state = state
+                await world.run(seconds)
+
+    assert world.ledger.attempts(world.clock.wall()) == {"c": 3}
+    assert (world.admission("b"), world.admission("c")) == (SERVE, DRAIN)
+    assert [page.partition(" ")[0] for page in pages(world)] == ["c"]
+
+
 class TwoDoors(World):
     """Every backend behind two gateways."""
 

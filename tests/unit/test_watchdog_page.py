@@ -15,6 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.api.page import OPENMETRICS, TEXT, TickDurations, WatchdogCollector, render, wants_openmetrics
@@ -116,7 +117,12 @@ async def test_every_declared_series_is_on_the_page_and_no_other(tmp_path: Path,
 async def test_what_is_unknown_is_absent_and_not_zero(tmp_path: Path) -> None:
     text, content_type = await _page(await _sick(tmp_path))
     families = _families(text, content_type)
-    for name in ("tailkeeper_hscore", "tailkeeper_hscore_factor", "tailkeeper_backend_p99_seconds"):
+    for name in (
+        "tailkeeper_hscore",
+        "tailkeeper_hscore_confidence",
+        "tailkeeper_hscore_factor",
+        "tailkeeper_backend_p99_seconds",
+    ):
         backends = {labels[0] for labels in _values(families, name)}
         assert "d" in backends, name
         assert "c" not in backends, name
@@ -138,6 +144,19 @@ async def test_a_weight_that_is_no_share_of_anything_is_absent(tmp_path: Path) -
     assert world.loop.latest is not None
     object.__setattr__(world.loop.latest.situation, "actual", {})
     assert _values(_families(*await _page(world)), "tailkeeper_actual_weight") == {}
+
+
+async def test_the_score_of_an_idle_backend_on_a_busy_node_says_how_little_it_rests_on(tmp_path: Path) -> None:
+    world = world_at(tmp_path)
+    world.sick["b"].extra[catalog.CPU_USAGE.name] = 0.95
+    for name in "ab":
+        world.sick[name].ok_per_tick = 0.0 if name == "b" else 20.0
+    await world.run(70)
+    families = _families(*await _page(world))
+    scores, sure = (_values(families, f"tailkeeper_hscore{end}") for end in ("", "_confidence"))
+    assert scores[("b",)] < 0.6
+    assert sure[("b",)] == pytest.approx(0.25)
+    assert sure[("a",)] > 0.8
 
 
 async def test_an_observation_that_is_lost_tells_its_age(tmp_path: Path) -> None:

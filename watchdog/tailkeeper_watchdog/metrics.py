@@ -30,6 +30,12 @@ def _gauge(name: str, unit: Unit, text: str, labels: tuple[Label, ...] = ()) -> 
 
 
 HSCORE = _gauge("tailkeeper_hscore", Unit.RATIO, "Health score of a backend, 1 is best; absent while unknown.", (BACKEND,))
+HSCORE_CONFIDENCE = _gauge(
+    "tailkeeper_hscore_confidence",
+    Unit.RATIO,
+    "Share of the score's weight whose factors are known well; CPU and uptime of an idle backend alone are a quarter.",
+    (BACKEND,),
+)
 HSCORE_FACTOR = _gauge("tailkeeper_hscore_factor", Unit.RATIO, "Goodness of one factor of the score.", (BACKEND, FACTOR))
 DOMINANT_FACTOR = _gauge(
     "tailkeeper_dominant_factor",
@@ -189,6 +195,7 @@ BREAKER_FAILURES, BREAKER_REQUESTS, BREAKER_ERROR_RATIO = 5, 10, 0.25
 
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,
+    HSCORE_CONFIDENCE,
     HSCORE_FACTOR,
     DOMINANT_FACTOR,
     BACKEND_P99,

@@ -112,6 +112,8 @@ def _of_backends(record: TickRecord) -> Iterator[Metric]:
     names = [b.name for b in situation.snapshot.backends]
     scores, seen = situation.scores, situation.snapshot.observations
     yield _gauge(metrics.HSCORE, (((n,), scores[n].hscore) for n in names if n in scores))
+    known = [(n, scores[n]) for n in names if n in scores and scores[n].hscore is not None]
+    yield _gauge(metrics.HSCORE_CONFIDENCE, (((n,), score.confidence) for n, score in known))
     yield _gauge(metrics.HSCORE_FACTOR, (((n, f.name), f.goodness) for n in names if n in scores for f in scores[n].factors))
     yield _gauge(
         metrics.DOMINANT_FACTOR, (((n, worst), 1.0) for n in names if n in scores and (worst := scores[n].dominant_factor))
