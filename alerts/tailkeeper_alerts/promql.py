@@ -15,6 +15,8 @@ LE = Label("le", 64, "upper bound of a histogram bucket")
 CLUSTER = Label("cluster", 64, "where several clusters send their series to one server: which; else absent")
 """Not ours: Prometheus' `external_labels` or a store before it add it. So every series may have it, and whoever groups by it
 loses nothing where it is absent, because an absent label is an empty one."""
+JOB = Label("job", 64, "the scrape job, set by Prometheus")
+INSTANCE = Label("instance", 2_000, "the scraped address, set by Prometheus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +97,49 @@ def quantile(q: float, metric: Metric, labels: tuple[Label, ...], window: str, *
     return f"histogram_quantile({q:g}, {by('sum', (*labels, LE), rate)}) and {seen} > 0"
 
 
+def on(*labels: Label) -> str:
+    """How two sides are matched: ``on (labels)``. Both sides must have been aggregated to these labels."""
+    return f"on ({', '.join(label.name for label in labels)})"
+
+
+def duration(seconds: float) -> str:
+    """A window as PromQL writes it, in the largest unit that leaves a whole number: 5m, 6h, 3d."""
+    unit, size = next((unit, size) for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)) if seconds % size == 0)
+    return f"{seconds / size:.0f}{unit}"
+
+
 def at_most(bound: float) -> Matcher:
     """The buckets whose upper bound is at most ``bound`` (seconds, at least 0.0001), however the bound is spelt.
 
     Engines have their own bounds, so a fixed ``le="1.2"`` would find nothing on most of them; and Prometheus 3 spells
     a whole number ``1.0`` where Prometheus 2 wrote ``1``. The largest of these buckets counts the requests that were
-    surely within ``bound``.
+    surely within ``bound``. Raises ValueError for a bound that is no latency.
     """
+    below, exactly = _patterns(bound)
+    return regex(LE, "|".join([*below, *exactly, _TINY]))
+
+
+def at_least(bound: float) -> Matcher:
+    """The other buckets, and the one that ends at ``bound`` itself: the smallest of them counts all but the requests that
+    were surely later than ``bound``. +Inf is among them. Raises ValueError for a bound that is no latency."""
+    below, _ = _patterns(bound)
+    return not_regex(LE, "|".join([*below, _TINY]))
+
+
+_TINY = "[0-9.]+e-[0-9]+"
+"""Below any bound that is allowed: Go writes what is smaller than 0.0001 this way."""
+
+
+def _patterns(bound: float) -> tuple[list[str], list[str]]:
+    """Regular expressions for all numbers below ``bound`` but the tiny ones, and for those of ``bound`` itself."""
     if not 0.0001 <= bound < 1e15:
         raise ValueError(f"bound: {bound:g} s is outside 0.0001 s to 1e15 s")
     # Decimal of the shortest spelling: formatting the float itself would turn 8192.14 into 8192.139999999999.
     whole, _, fraction = f"{Decimal(repr(float(bound))):f}".partition(".")
     fraction = fraction.rstrip("0")
-    return regex(LE, "|".join([*_smaller_wholes(whole), *_fractions(whole, fraction), "[0-9.]+e-[0-9]+"]))
+    exactly = f"{whole}[.]{fraction}0*"
+    below = [*_smaller_wholes(whole), *_smaller_fractions(whole, fraction)]
+    return below, [exactly] if fraction else [whole, exactly]
 
 
 def _smaller_wholes(whole: str) -> list[str]:
@@ -121,11 +153,11 @@ def _smaller_wholes(whole: str) -> list[str]:
     ]
 
 
-def _fractions(whole: str, fraction: str) -> list[str]:
-    """Patterns for ``whole`` with a fraction of at most ``fraction``, which has no trailing zeros."""
+def _smaller_fractions(whole: str, fraction: str) -> list[str]:
+    """Patterns for ``whole`` with a smaller fraction than ``fraction``, which has no trailing zeros."""
     smaller = [f"{whole}[.]{fraction[:i]}{_below(0, digit)}[0-9]*" for i, digit in enumerate(fraction) if digit != "0"]
     prefixes = [f"{whole}[.]{fraction[:i]}" for i in range(1, len(fraction))]
-    return [whole, *smaller, *prefixes, f"{whole}[.]{fraction}0*"]
+    return [whole, *smaller, *prefixes] if fraction else []
 
 
 def _below(low: int, digit: str) -> str:

@@ -3,6 +3,8 @@ nothing else of the watchdog. Standard library only."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tailkeeper_exporter.catalog import BACKEND, SIGNAL, Kind, Label, Merge, Metric, Unit
 
 FACTOR = Label("factor", 4, "latency, error_rate, cpu_usage or uptime")
@@ -192,6 +194,32 @@ PREEMPTIONS_LIMIT_PER_S = 0.5
 """Preemptions above which they say the same as memory pressure, as the default of both policies that ask."""
 BREAKER_FAILURES, BREAKER_REQUESTS, BREAKER_ERROR_RATIO = 5, 10, 0.25
 """So many failures, or so large a share of so many requests, open a backend's breaker by default, and make its ticket."""
+DOWN_PAGES_AFTER_S = 30.0
+"""An engine that is down for less may be one that is started anew, as in a rolling deploy."""
+DRIFT_DETECTOR = "block_e"
+"""The one detector of drift whose findings are told to people; the others are for the boards."""
+
+
+class BurnWindows(NamedTuple):
+    """Both windows must spend the error budget ``rate`` times as fast as would just use it up; seconds. Some of what was bad
+    must be older than ``latest_s``, and it must be going on since."""
+
+    rate: float
+    long_s: float
+    short_s: float
+    latest_s: float
+
+
+BURN_FAST = BurnWindows(14.4, 3_600.0, 300.0, 120.0)
+"""2 % of a month's budget within an hour: a page (Google's SRE workbook, chapter 5)."""
+BURN_SLOW = BurnWindows(6.0, 21_600.0, 1_800.0, 600.0)
+"""5 % of it within six hours: a ticket."""
+BURN_TRICKLE = BurnWindows(0.0, 21_600.0, 3_600.0, 3_600.0)
+"""Too few requests for the others: judged by ``TRICKLE_SHARE``, not by rate."""
+BURN_BAD_LONG, BURN_BAD_SHORT, BURN_BAD_BEFORE = 10, 2, 2
+"""So many bad ones at least in the windows, and before ``latest_s``: one burst, as a cold engine gives, is one event."""
+TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
+"""The same for the trickle's long window, and the share of its requests that must be bad."""
 
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,

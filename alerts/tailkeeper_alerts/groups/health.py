@@ -1,4 +1,4 @@
-"""Backends that still answer and should worry us: HealthDegraded by score band, MemoryPressure in two levels."""
+"""Backends that still answer and should worry us: HealthDegraded by score band, LatencyDrift, MemoryPressure in two levels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tailkeeper_alerts.model import (
     BACKEND_TEMPLATE,
     FACTOR_TEMPLATE,
     PERCENT_TEMPLATE,
+    ROOT_CAUSE_BOARD_UID,
     SCORE_TEMPLATE,
     Alert,
     Case,
@@ -19,9 +20,12 @@ from tailkeeper_alerts.model import (
     RuleSettings,
     Severity,
 )
-from tailkeeper_alerts.promql import by, eq, regex, series
-from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, STATE, VRAM_PRESSURE, Label
+from tailkeeper_alerts.promql import CLUSTER, Matcher, by, eq, on, regex, series
+from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, SIGNAL, STATE, VRAM_PRESSURE, Label
 from tailkeeper_watchdog.metrics import (
+    DETECTOR,
+    DRIFT_ACTIVE,
+    DRIFT_DETECTOR,
     FACTOR,
     HSCORE,
     HSCORE_FACTOR,
@@ -30,6 +34,7 @@ from tailkeeper_watchdog.metrics import (
     SCORE_BAND_SEVERITY,
 )
 
+PLACE = (CLUSTER, BACKEND)
 DOMINANT = "tailkeeper:dominant_factor:loss"
 DOMINANT_FACTOR = Label("dominant_factor", 8, "the factor that costs most, or the state where it vetoes the score")
 SCORE_BANDS: Mapping[str, Severity] = {band: Severity(level) for band, level in reversed(SCORE_BAND_SEVERITY.items())}
@@ -40,17 +45,18 @@ def group(settings: RuleSettings) -> Group:
     degraded = tuple(_degraded(band, severity) for band, severity in SCORE_BANDS.items())
     ticket = _pressure(settings.pressure_ticket, MEMORY_RISK_AFTER_S, Severity.TICKET)
     page = _pressure(settings.pressure_page, MEMORY_STOP_AFTER_S, Severity.PAGE)
-    dominant = Recording(DOMINANT, _dominant_expr(settings.weights))
+    dominant = Recording(DOMINANT, _dominant_expr(settings.weights), "What the factor that costs most takes off the score.")
+    drift = _drift()
     return Group(
         "tailkeeper-health",
-        (dominant, *degraded, ticket, page),
-        (*_degraded_cases(degraded), *_pressure_cases(ticket, page)),
+        (dominant, *degraded, drift, ticket, page),
+        (*_degraded_cases(degraded), *_drift_cases(drift), *_pressure_cases(ticket, page)),
         (_one_factor(),),
     )
 
 
 def _named(expression: str, label: Label) -> str:
-    return by("max", (BACKEND, DOMINANT_FACTOR), f'label_replace({expression}, "dominant_factor", "$1", "{label.name}", "(.+)")')
+    return by("max", (*PLACE, DOMINANT_FACTOR), f'label_replace({expression}, "dominant_factor", "$1", "{label.name}", "(.+)")')
 
 
 def _dominant_expr(weights: Mapping[str, float]) -> str:
@@ -60,25 +66,27 @@ def _dominant_expr(weights: Mapping[str, float]) -> str:
     """
     veto = _named(f"{series(BACKEND_STATE, regex(STATE, 'hung|down'))} == 1", STATE)
     losses = " or ".join(f"(1 - {series(HSCORE_FACTOR, eq(FACTOR, name))}) * {weight:g}" for name, weight in weights.items())
-    unknown = f'label_replace({by("max", (BACKEND,), series(HSCORE))} * 0, "dominant_factor", "unknown", "", "")'
-    costliest = by("topk", (BACKEND,), f"{_named(f'({losses})', FACTOR)} > 0", "1")
-    return by("topk", (BACKEND,), f"{veto}\n  or on (backend) {costliest}\n  or on (backend) {unknown}", "1")
+    unknown = f'label_replace({by("max", PLACE, series(HSCORE))} * 0, "dominant_factor", "unknown", "", "")'
+    costliest = by("topk", PLACE, f"{_named(f'({losses})', FACTOR)} > 0", "1")
+    return by("topk", PLACE, f"{veto}\n  or {on(*PLACE)} {costliest}\n  or {on(*PLACE)} {unknown}", "1")
 
 
 def _degraded(band: str, severity: Severity) -> Alert:
-    score = f"{by('max', (BACKEND,), series(HSCORE))} < {band}"
+    score = f"{by('max', PLACE, series(HSCORE))} < {band}"
     return Alert(
         name="HealthDegraded",
-        expr=f"({score})\n* on (backend) group_left (dominant_factor) ({DOMINANT} * 0 + 1)",
+        expr=f"({score})\n* {on(*PLACE)} group_left (dominant_factor) ({DOMINANT} * 0 + 1)",
         severity=severity,
         for_s=30,
         # A score that swings around a bound is one incident, not one a minute.
         keep_firing_for_s=60,
         labels={"score_band": band},
+        by_factor=True,
         summary=f"{BACKEND_TEMPLATE} has a health score of {SCORE_TEMPLATE} (below {band}), mostly because of {FACTOR_TEMPLATE}",
         impact=f"Users served by {BACKEND_TEMPLATE} wait longer or get errors more often than the SLO allows.",
         causes=f"Largest loss: {FACTOR_TEMPLATE}.",
-        actions="Open the fleet board, compare it with its siblings, and see what the watchdog did about it.",
+        actions="Compare it with a sibling of the same model, and see what the watchdog did about it.",
+        when=f"health score below {band}",
         score=SCORE_TEMPLATE,
     )
 
@@ -86,7 +94,7 @@ def _degraded(band: str, severity: Severity) -> Alert:
 def _pressure(threshold: float, for_s: float, severity: Severity) -> Alert:
     return Alert(
         name="MemoryPressure",
-        expr=f"{by('max', (BACKEND,), series(VRAM_PRESSURE))} >= {threshold:g}",
+        expr=f"{by('max', PLACE, series(VRAM_PRESSURE))} >= {threshold:g}",
         severity=severity,
         for_s=int(for_s),
         keep_firing_for_s=60,
@@ -95,6 +103,45 @@ def _pressure(threshold: float, for_s: float, severity: Severity) -> Alert:
         impact=f"Users of {BACKEND_TEMPLATE} queue for KV memory; at the end requests are preempted or fail.",
         causes="Long prompts, too many requests at once, or memory lost since warm-up.",
         actions="Send new work elsewhere or lower its concurrency limit; look for a leak when traffic did not grow.",
+        when=f"memory pressure at {threshold:.0%}",
+    )
+
+
+def _drift() -> Alert:
+    by_backend = by("max", (*PLACE, SIGNAL), series(DRIFT_ACTIVE, eq(DETECTOR, DRIFT_DETECTOR)))
+    return Alert(
+        name="LatencyDrift",
+        expr=f"{by_backend} == 1",
+        severity=Severity.TICKET,
+        # The detector has looked at minutes of evidence before it says so, and closes its finding on fresh evidence only.
+        keep_firing_for_s=60,
+        by_signal=True,
+        board=ROOT_CAUSE_BOARD_UID,
+        summary=f"{BACKEND_TEMPLATE} is slower than it used to be, and more than its load explains",
+        impact=f"Users of {BACKEND_TEMPLATE} wait longer for the first token than they did at the same load.",
+        causes="Clocks, heat or a neighbour on its node, a deploy, another kind of prompts, or a leak.",
+        actions="Compare it with its siblings. It alone: hold it out and restart it; all of them: look for what changed.",
+        when="the watchdog's load-normalised drift test holds a finding open",
+    )
+
+
+def _drift_cases(drift: Alert) -> tuple[Case, ...]:
+    def seen(detector: str, values: str, *more: Matcher) -> Input:
+        return Input(series(DRIFT_ACTIVE, *more, eq(BACKEND, "a"), eq(SIGNAL, "ttft"), eq(DETECTOR, detector)), values)
+
+    two = tuple(seen(DRIFT_DETECTOR, values, eq(CLUSTER, name)) for name, values in (("eu", "1x20"), ("us", "0x20")))
+    return (
+        Case(
+            "drift is a ticket",
+            drift.name,
+            (seen(DRIFT_DETECTOR, "0x3 1x20"),),
+            "2m",
+            (Expected(drift, "1", "a", signal="ttft"),),
+        ),
+        Case("of two clusters", drift.name, two, "2m", (Expected(drift, "1", "a", signal="ttft", cluster="eu"),)),
+        Case("a backend as fast as ever is quiet", drift.name, (seen(DRIFT_DETECTOR, "0x20"),), "2m"),
+        Case("what is for the boards only is quiet", drift.name, (seen("growth", "1x20"), seen("slo_burn", "1x20")), "2m"),
+        Case("drift that is over is quiet", drift.name, (seen(DRIFT_DETECTOR, "1x4 0x20"),), "5m"),
     )
 
 
@@ -113,7 +160,7 @@ def _state(value: str) -> Input:
 def _one_factor() -> QueryCase:
     inputs = (_score("0x20"), _factor("latency", "0.1x20"), _state("hung"), _state("down"))
     name = "two exporters that disagree give one dominant factor, or the alert's join would fail"
-    return QueryCase(name, f"count by (backend) ({DOMINANT})", inputs, "3m", (('{backend="a"}', 1.0),))
+    return QueryCase(name, f"count by (cluster, backend) ({DOMINANT})", inputs, "3m", (('{backend="a"}', 1.0),))
 
 
 def _degraded_cases(alerts: tuple[Alert, ...]) -> tuple[Case, ...]:

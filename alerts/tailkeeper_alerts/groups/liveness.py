@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tailkeeper_alerts.model import (
     BACKEND_TEMPLATE,
+    FLEET_BOARD_UID,
     PERCENT_TEMPLATE,
+    WATCHDOG_BOARD_UID,
     Alert,
     Case,
     Expected,
@@ -14,10 +16,15 @@ from tailkeeper_alerts.model import (
     RuleSettings,
     Severity,
 )
-from tailkeeper_alerts.promql import by, count, eq, quoted, series
+from tailkeeper_alerts.promql import CLUSTER, INSTANCE, JOB, by, count, eq, on, quoted, series
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, BACKEND_UP, STATE
-from tailkeeper_watchdog.metrics import OBSERVATION_AGE, TICK_DURATION
+from tailkeeper_watchdog.metrics import DOWN_PAGES_AFTER_S, OBSERVATION_AGE, TICK_DURATION
 
+PLACE = (CLUSTER, BACKEND)
+WATCHDOG_JOB = "tailkeeper-watchdog"
+"""The scrape job as the stack's own Prometheus has it. Under it a watchdog that never came up is known to be missing."""
+REMEMBERED = "7d"
+"""For so long a watchdog that vanished together with its scrape job is missed. One that there never was is not."""
 LOST = "tailkeeper:telemetry_lost:backends"
 HOSTILE_NAMES = ("no", "1e3", "a: b", "{{ $labels.x }}", 'say "hi"', "back\\slash", "0123", "ünïcode|*")
 """Names that broke other people's generators (field report D5); every one must come through rules and templates whole."""
@@ -25,25 +32,46 @@ HOSTILE_NAMES = ("no", "1e3", "a: b", "{{ $labels.x }}", 'say "hi"', "back\\slas
 
 def group(settings: RuleSettings) -> Group:
     lost, blind = _telemetry_lost(), _fleet_blind()
-    hung, watchdog = _hung(), _watchdog_down()
-    rules = (hung, Recording(LOST, _lost_expr(settings)), lost, blind, watchdog)
-    return Group("tailkeeper-liveness", rules, (*_hung_cases(hung), *_lost_cases(lost, blind), *_watchdog_cases(watchdog)))
+    hung, down, watchdog = _hung(), _down(), _watchdog_down()
+    unseen = Recording(LOST, _lost_expr(settings), "1 for each backend that nobody can see.")
+    cases = (*_hung_cases(hung), *_down_cases(down), *_lost_cases(lost, blind), *_watchdog_cases(watchdog))
+    return Group("tailkeeper-liveness", (hung, down, unseen, lost, blind, watchdog), cases)
 
 
 def _hung() -> Alert:
     return Alert(
         name="BackendHung",
-        expr=f"{by('max', (BACKEND,), series(BACKEND_STATE, eq(STATE, 'hung')))} == 1",
+        expr=f"{by('max', PLACE, series(BACKEND_STATE, eq(STATE, 'hung')))} == 1",
         severity=Severity.PAGE,
         # The exporter needs 10 s without progress and an unanswered probe before it says hung; waiting on top of that
         # helps nobody. It outlives HealthDegraded, which it silences; else the score, which needs a moment to recover,
         # would be reported as a second incident just when the first is over.
         keep_firing_for_s=120,
         strategy="gpu_health_gate",
+        labels={"dominant_factor": "hung"},
         summary=f"{BACKEND_TEMPLATE} is hung: it has work, makes no progress and does not answer our own probe",
         impact=f"Users whose requests are on {BACKEND_TEMPLATE} wait for an answer that does not come.",
         causes="A stuck GPU kernel, a deadlocked scheduler, or an engine waiting for another rank.",
         actions="Check that the watchdog drained it, then restart the engine; its requests are lost either way.",
+        when="work in flight, no progress, and our own probe unanswered",
+    )
+
+
+def _down() -> Alert:
+    """The same name as for a hung one, as the watchdog has it: what it does to users and what is to be done are alike."""
+    return Alert(
+        name="BackendHung",
+        expr=f"{by('max', PLACE, series(BACKEND_STATE, eq(STATE, 'down')))} == 1",
+        severity=Severity.PAGE,
+        for_s=int(DOWN_PAGES_AFTER_S),
+        keep_firing_for_s=120,
+        strategy="gpu_health_gate",
+        labels={"dominant_factor": "down"},
+        summary=f"{BACKEND_TEMPLATE} is down: its engine refuses or does not take connections",
+        impact=f"Users whose requests are sent to {BACKEND_TEMPLATE} get errors while it is in its pool.",
+        causes="The engine crashed, ran out of memory, is being restarted, or its node is gone.",
+        actions="Check that the watchdog drained it, read the end of the engine's log, then start it again.",
+        when="the engine's port and health page do not answer",
     )
 
 
@@ -54,11 +82,11 @@ def _lost_expr(settings: RuleSettings) -> str:
     moved to another exporter is not lost, so nobody else may publish it.
     """
     unknown = f"{series(BACKEND_STATE, eq(STATE, 'unknown'))} == 1"
-    gone = f"present_over_time({series(BACKEND_UP)}[1h]) and on (job, instance) up == 0"
+    gone = f"present_over_time({series(BACKEND_UP)}[1h]) and {on(CLUSTER, JOB, INSTANCE)} up == 0"
     return (
-        f"{by('max', (BACKEND,), unknown)}\n"
-        f"or on (backend) {by('max', (BACKEND,), f'{series(OBSERVATION_AGE)} > {settings.stale_after_s:g}')} > bool 0\n"
-        f"or on (backend) ({by('max', (BACKEND,), gone)} unless on (backend) {series(BACKEND_UP)})"
+        f"{by('max', PLACE, unknown)}\n"
+        f"or {on(*PLACE)} {by('max', PLACE, f'{series(OBSERVATION_AGE)} > {settings.stale_after_s:g}')} > bool 0\n"
+        f"or {on(*PLACE)} ({by('max', PLACE, gone)} unless {on(*PLACE)} {by('max', PLACE, series(BACKEND_UP))})"
     )
 
 
@@ -72,36 +100,47 @@ def _telemetry_lost() -> Alert:
         impact=f"Users of {BACKEND_TEMPLATE} may be well or not: nobody knows, and the watchdog leaves it as it is.",
         causes="The exporter is down or cut off, or the engine's metrics page is slow, gone or unreadable.",
         actions="Open the exporter's /healthz and the backend's metrics page; findings about it stay open meanwhile.",
+        when="its state is unknown, its exporter is gone, or the watchdog's evidence is too old",
     )
 
 
 def _fleet_blind() -> Alert:
-    known = by("count", (BACKEND,), f"{series(BACKEND_UP)} or {LOST}")
+    known = by("count", (CLUSTER,), by("count", PLACE, f"{series(BACKEND_UP)} or {LOST}"))
+    lost = by("count", (CLUSTER,), f"{LOST} == 1")
     return Alert(
         name="TelemetryLost",
-        expr=f"count({LOST} == 1) / count({known}) > 0.5",
+        expr=f"{lost} / {on(CLUSTER)} {known} > 0.5",
         severity=Severity.PAGE,
         for_s=60,
         per_backend=False,
+        board=FLEET_BOARD_UID,
         summary=f"More than half of the fleet ({PERCENT_TEMPLATE}) cannot be seen",
         impact="Users may be hurt without anybody noticing: the watchdog takes nobody out while it is this blind.",
         causes="One cause for all: an exporter, the network between, or Prometheus itself.",
         actions="Do not drain by hand on old numbers; restore an exporter first, then look again.",
+        when="more than half of all backends are lost",
     )
 
 
 def _watchdog_down() -> Alert:
-    ticks = count(TICK_DURATION)
+    ticks, here = count(TICK_DURATION), (CLUSTER,)
+    vanished = f"{by('max', here, f'present_over_time({ticks}[{REMEMBERED}])')} unless {on(*here)} {by('max', here, ticks)}"
     return Alert(
         name="WatchdogDown",
-        expr=f"absent({ticks}) or sum(increase({ticks}[2m])) == 0",
+        expr=(
+            f"{by('sum', here, f'increase({ticks}[2m])')} == 0\n"
+            f"or {on(*here)} ({vanished})\n"
+            f"or {on(*here)} {by('max', here, f'up{{{eq(JOB, WATCHDOG_JOB).text}}}')} == 0"
+        ),
         severity=Severity.PAGE,
         for_s=60,
         per_backend=False,
+        board=WATCHDOG_BOARD_UID,
         summary="The watchdog is not ticking",
         impact="Users are not protected: nobody drains a hung backend, and our changes stay until their leases end.",
         causes="The watchdog is stopped, crashing at start, or stuck.",
         actions="Read its log and restart it; `tailkeeper release-all` takes our changes back if it cannot be started.",
+        when=f"no tick in two minutes, or gone; never where there was none in {REMEMBERED} and no scrape job {WATCHDOG_JOB}",
     )
 
 
@@ -122,6 +161,15 @@ def _hung_cases(hung: Alert) -> tuple[Case, ...]:
             "2m",
             tuple(Expected(hung, backend=name) for name in names),
         ),
+    )
+
+
+def _down_cases(down: Alert) -> tuple[Case, ...]:
+    at = (_state("a", "0x3 1x20", "down"),)
+    return (
+        Case("an engine that stays down pages", down.name, at, "2m", (Expected(down, backend="a"),)),
+        Case("a restart of less than half a minute is quiet", down.name, (_state("a", "0x8 1 0x20", "down"),), "2m15s"),
+        Case("an engine that starts is not down", down.name, (_state("a", "1x40", "starting"),), "5m"),
     )
 
 
@@ -153,11 +201,18 @@ def _lost_cases(lost: Alert, blind: Alert) -> tuple[Case, ...]:
 
 
 def _watchdog_cases(watchdog: Alert) -> tuple[Case, ...]:
-    ticks = count(TICK_DURATION)
+    ticks, scraped = count(TICK_DURATION), f"up{{{eq(JOB, WATCHDOG_JOB).text}}}"
     down = (Expected(watchdog),)
+    two = (
+        Input(count(TICK_DURATION, eq(CLUSTER, "eu")), "0+3x60"),
+        Input(count(TICK_DURATION, eq(CLUSTER, "us")), "0+3x8 24x40"),
+    )
     return (
         Case("a watchdog that vanished pages", watchdog.name, (Input(ticks, "0+3x8 stale"),), "5m", down),
         Case("a watchdog that is there and does not tick pages", watchdog.name, (Input(ticks, "0+3x8 24x40"),), "8m", down),
         Case("a watchdog that was restarted is quiet", watchdog.name, (Input(ticks, "0+3x12 0+3x40"),), "5m"),
         Case("a ticking watchdog is quiet", watchdog.name, (Input(ticks, "0+3x60"),), "5m"),
+        Case("one that is scraped and never came up pages", watchdog.name, (Input(scraped, "0x40"),), "5m", down),
+        Case("whoever runs no watchdog is not told that it is down", watchdog.name, (Input('up{job="engines"}', "1x40"),), "5m"),
+        Case("each cluster has its own", watchdog.name, two, "8m", (Expected(watchdog, cluster="us"),)),
     )

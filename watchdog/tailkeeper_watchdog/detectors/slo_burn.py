@@ -32,7 +32,19 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.detectors.base import Detector, Symptom, is_latency
 from tailkeeper_watchdog.forgetting import without
-from tailkeeper_watchdog.metrics import BREAKER_ERROR_RATIO, BREAKER_FAILURES, BREAKER_REQUESTS
+from tailkeeper_watchdog.metrics import (
+    BREAKER_ERROR_RATIO,
+    BREAKER_FAILURES,
+    BREAKER_REQUESTS,
+    BURN_BAD_BEFORE,
+    BURN_BAD_LONG,
+    BURN_BAD_SHORT,
+    BURN_FAST,
+    BURN_SLOW,
+    BURN_TRICKLE,
+    TRICKLE_BAD,
+    TRICKLE_SHARE,
+)
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
 
@@ -44,9 +56,6 @@ RECORDS_FRESH_S = 60.0
 FAILED = ""
 """The signal of what is no latency: whether requests are answered at all."""
 SIGNALS = (*catalog.SIGNALS, FAILED)
-MIN_BAD_LONG, MIN_BAD_SHORT, MIN_BAD_BEFORE = 10, 2, 2
-"""In the windows, and before the rule's ``latest_s``: one burst of late requests, as a cold engine gives, is one event."""
-TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
 
 REFUSING = frozenset({Knob.ADMISSION, Knob.CONCURRENCY_LIMIT, Knob.DEGRADE_LEVEL})
 """Knobs by which a tap refuses requests."""
@@ -67,21 +76,19 @@ class Burn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Both windows must spend the budget ``rate`` times as fast as would just use it up."""
+    """The windows and rates of ``metrics``, which Prometheus' own rules have as well."""
 
     name: Burn
     rate: float
     long_s: float
     short_s: float
     latest_s: float
-    """Some of the bad requests must be older than this, and it must be going on since."""
     severity: Severity
 
 
-FAST = Rule(Burn.FAST, 14.4, HOUR_S, 5 * MINUTE_S, 2 * MINUTE_S, Severity.PAGE)
-SLOW = Rule(Burn.SLOW, 6.0, 6 * HOUR_S, 30 * MINUTE_S, 10 * MINUTE_S, Severity.TICKET)
-TRICKLE = Rule(Burn.TRICKLE, 0.0, 6 * HOUR_S, HOUR_S, HOUR_S, Severity.PAGE)
-"""Judged by share, not by rate: see ``TRICKLE_SHARE``."""
+FAST = Rule(Burn.FAST, *BURN_FAST, Severity.PAGE)
+SLOW = Rule(Burn.SLOW, *BURN_SLOW, Severity.TICKET)
+TRICKLE = Rule(Burn.TRICKLE, *BURN_TRICKLE, Severity.PAGE)
 RULES = (FAST, TRICKLE, SLOW)
 """Loudest first: of one signal only the first rule that holds is told."""
 KEPT_S = SLOW.long_s
@@ -305,10 +312,10 @@ def _holds(rule: Rule, long: Counts, short: Counts, latest: Counts, budget: floa
     """For each backend and signal. ``latest`` is what was counted within the rule's ``latest_s``."""
     bad_long, all_long, bad_short, all_short = long[:, ::2], long[:, 1::2], short[:, ::2], short[:, 1::2]
     bad_latest = latest[:, ::2]
-    least_long, least_short = (TRICKLE_BAD, 1) if rule.name is Burn.TRICKLE else (MIN_BAD_LONG, MIN_BAD_SHORT)
+    least_long, least_short = (TRICKLE_BAD, 1) if rule.name is Burn.TRICKLE else (BURN_BAD_LONG, BURN_BAD_SHORT)
     share = _share(rule, budget)
     enough = (bad_long >= least_long) & (bad_short >= least_short)
-    lasts = (bad_long - bad_latest >= MIN_BAD_BEFORE) & _goes_on(latest, share)
+    lasts = (bad_long - bad_latest >= BURN_BAD_BEFORE) & _goes_on(latest, share)
     return np.asarray(enough & lasts & (bad_long >= share * all_long) & (bad_short >= share * all_short), dtype=np.bool_)
 
 

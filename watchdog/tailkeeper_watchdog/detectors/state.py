@@ -9,7 +9,12 @@ from math import inf
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
-from tailkeeper_watchdog.metrics import MEMORY_PRESSURE_LIMIT_RATIO, MEMORY_RISK_AFTER_S, MEMORY_RISK_RATIO
+from tailkeeper_watchdog.metrics import (
+    DOWN_PAGES_AFTER_S,
+    MEMORY_PRESSURE_LIMIT_RATIO,
+    MEMORY_RISK_AFTER_S,
+    MEMORY_RISK_RATIO,
+)
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FindingKind, Severity, Situation
 from tailkeeper_watchdog.window import Window
 
@@ -17,9 +22,6 @@ _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
 
 PAGE_PATIENCE_S = 2.0
 """Beyond the age at which evidence is stale: the exporter's usual time-out, so that one page that takes all of it is not lost."""
-RESTART_S = 30.0
-"""An engine that is down for less may be one that is started anew, as in a rolling deploy: a ticket, and no page, as long as
-others of its pool serve. It is drained all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,9 @@ def _never_heard_of(situation: Situation, name: str) -> bool:
 
 
 def _severity(backend: Backend, down_since: float | None, situation: Situation) -> Severity:
-    """A page, unless it went down a moment ago and its pool can do without it."""
-    if down_since is None or situation.snapshot.now - down_since >= RESTART_S:
+    """A page; a ticket where it went down a moment ago, as in a restart, and its pool can do without it. It is drained all the
+    same."""
+    if down_since is None or situation.snapshot.now - down_since >= DOWN_PAGES_AFTER_S:
         return Severity.PAGE
     pools = {(target.gateway, target.pool) for target in backend.targets}
     peers = (p for p in situation.snapshot.backends if any((t.gateway, t.pool) in pools for t in p.targets))
