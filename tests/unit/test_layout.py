@@ -40,7 +40,6 @@ SHARED_PARTS = {
     "file_weights",
     "traefik_services",
     "kube_api",
-    "kube_events",
     "kube_objects",
     "kube_steps",
     "kube_taints",
