@@ -22,6 +22,8 @@ class Vllm:
 
     instance: str
     slow: tuple[float, float] | None = None
+    partly_slow: tuple[float, float] | None = None
+    """One request of twenty is."""
     frozen: tuple[float, float] | None = None
     silent: tuple[float, float] | None = None
     restarts_at: float | None = None
@@ -38,14 +40,16 @@ class Vllm:
             self.done, self.total_s, self.counts = 0.0, 0.0, [0.0] * (len(BOUNDS) + 1)
         frozen = _within(self.frozen, after_s)
         if not frozen and not self.idle:
-            self._serve(4.0 if _within(self.slow, after_s) else 0.2)
+            late = 1.0 if _within(self.slow, after_s) else 0.05 if _within(self.partly_slow, after_s) else 0.0
+            self._serve(4.0, late * PER_PAGE)
+            self._serve(0.2, (1.0 - late) * PER_PAGE)
         return [] if _within(self.silent, after_s) else list(self._samples(0.0 if self.idle else 9.0 if frozen else 3.0))
 
-    def _serve(self, first_token_s: float) -> None:
-        self.done += PER_PAGE
-        self.total_s += PER_PAGE * first_token_s
+    def _serve(self, first_token_s: float, requests: float) -> None:
+        self.done += requests
+        self.total_s += requests * first_token_s
         for place, bound in enumerate((*BOUNDS, float("inf"))):
-            self.counts[place] += PER_PAGE * (first_token_s <= bound)
+            self.counts[place] += requests * (first_token_s <= bound)
 
     def _samples(self, running: float) -> Iterator[Sample]:
         labels = {"model_name": self.model, "engine": "0"}
