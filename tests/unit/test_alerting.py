@@ -266,3 +266,8 @@ def test_whatever_a_finding_holds_it_is_told(
     (alert,) = alerts(found, desired=(DesiredState("p", backend, Knob.WEIGHT, 0.5, text, Mode.ENFORCE),), links=links)
     assert all(alert["labels"].values())
     assert alert["annotations"]["dashboard_url"].isascii()
+
+
+@pytest.mark.parametrize(("confidence", "told"), [(0.25, 0), (0.3, 1), (1.0, 1)])
+def test_a_low_score_that_rests_on_cpu_and_uptime_alone_is_told_to_nobody(confidence: float, told: int) -> None:
+    assert len(alerts(scores={"a": score(0.4, confidence=confidence)})) == told

@@ -50,7 +50,8 @@ def wish(mode: Mode = Mode.ENFORCE) -> DesiredState:
 
 
 def score(hscore: float | None, **more: Any) -> HealthScore:
-    return HealthScore("a", hscore, (Factor("latency", 0.1, 0.6, 2.5, "s"), Factor("uptime", 1.0, 0.4, 1.0, "ratio")), **more)
+    factors = (Factor("latency", 0.1, 0.6, 2.5, "s"), Factor("uptime", 1.0, 0.4, 1.0, "ratio"))
+    return HealthScore("a", hscore, factors, **{"confidence": 0.45, **more})
 
 
 def lease(knob: Knob = Knob.ADMISSION, written: KnobValue = "drain", prior: KnobValue = "serve", **more: Any) -> Lease:

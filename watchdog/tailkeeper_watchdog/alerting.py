@@ -19,7 +19,7 @@ from tailkeeper_watchdog import alert_words
 from tailkeeper_watchdog.alert_words import Case
 from tailkeeper_watchdog.attribution import words
 from tailkeeper_watchdog.findings import Book
-from tailkeeper_watchdog.metrics import SCORE_BAND_SEVERITY
+from tailkeeper_watchdog.metrics import ALERT_MIN_CONFIDENCE, SCORE_BAND_SEVERITY
 from tailkeeper_watchdog.model import (
     DRAIN,
     EMPTY,
@@ -134,12 +134,17 @@ def lately_closed(book: Book, wall: float) -> tuple[Finding, ...]:
 def alerts_for(findings: Iterable[Finding], context: Context) -> list[Alert]:
     """One alert per finding that is worth a notification; information stays on the boards."""
     told = [found for found in findings if found.severity is not Severity.INFO]
-    degraded = [score for score in context.scores.values() if score_band(score.hscore) and score.veto is None]
+    degraded = [score for score in context.scores.values() if _is_degraded(score)]
     cases = _cases({found.backend for found in told} | {score.backend for score in degraded}, context)
     return [
         *(_of_finding(found, cases[found.backend], context) for found in told),
         *(_degraded(score, cases[score.backend], context) for score in degraded),
     ]
+
+
+def _is_degraded(score: HealthScore) -> bool:
+    """Whether people are to hear of a score: of one that rests on nothing that users saw, only once they are hurt."""
+    return bool(score_band(score.hscore)) and score.veto is None and score.confidence >= ALERT_MIN_CONFIDENCE
 
 
 def _cases(names: set[str], context: Context) -> Mapping[str, Case]:

@@ -184,6 +184,9 @@ OTLP_LOGS = Metric(
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
+ALERT_MIN_CONFIDENCE = 0.3
+"""Of a score, for `HealthDegraded`: by its default weights, CPU and uptime alone make a quarter. An idle backend on a busy node
+may have 0.4 by them, and nobody waits there."""
 MEMORY_RISK_RATIO, MEMORY_RISK_AFTER_S = 0.80, 30.0
 """Memory pressure at which, and seconds after which, running out is a risk: ``memory_breaker``'s first level, a ticket."""
 MEMORY_STOP_RATIO, MEMORY_STOP_AFTER_S = 0.90, 10.0

@@ -23,11 +23,13 @@ from tailkeeper_alerts.model import (
 from tailkeeper_alerts.promql import CLUSTER, Matcher, by, eq, on, regex, series
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, SIGNAL, STATE, VRAM_PRESSURE, Label
 from tailkeeper_watchdog.metrics import (
+    ALERT_MIN_CONFIDENCE,
     DETECTOR,
     DRIFT_ACTIVE,
     DRIFT_DETECTOR,
     FACTOR,
     HSCORE,
+    HSCORE_CONFIDENCE,
     HSCORE_FACTOR,
     MEMORY_RISK_AFTER_S,
     MEMORY_STOP_AFTER_S,
@@ -72,7 +74,8 @@ def _dominant_expr(weights: Mapping[str, float]) -> str:
 
 
 def _degraded(band: str, severity: Severity) -> Alert:
-    score = f"{by('max', PLACE, series(HSCORE))} < {band}"
+    unsure = f"{by('max', PLACE, series(HSCORE_CONFIDENCE))} < {ALERT_MIN_CONFIDENCE:g}"
+    score = f"{by('max', PLACE, series(HSCORE))} < {band} unless {on(*PLACE)} {unsure}"
     return Alert(
         name="HealthDegraded",
         expr=f"({score})\n* {on(*PLACE)} group_left (dominant_factor) ({DOMINANT} * 0 + 1)",
@@ -195,6 +198,12 @@ def _degraded_cases(alerts: tuple[Alert, ...]) -> tuple[Case, ...]:
             (_score("0.5x20"),),
             "3m",
             (Expected(alerts[0], "0.50", "a", "unknown"),),
+        ),
+        Case(
+            "a score that rests on CPU and uptime alone is silent: nobody is served",
+            name,
+            (_score("0.4x20"), *factors, Input(series(HSCORE_CONFIDENCE, eq(BACKEND, "a")), "0.25x20")),
+            "3m",
         ),
         Case("a good score is silent", name, (_score("0.6x20"), *factors), "3m"),
         Case("one bad tick is silent", name, (_score("0.9x8 0.1 0.9x20"), *factors), "2m15s"),
