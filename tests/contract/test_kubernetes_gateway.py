@@ -351,7 +351,7 @@ async def test_who_got_the_name_of_a_pod_or_a_set_meanwhile_is_not_changed(case:
             successors.append(copy.deepcopy(thing))
             return change(kind, thing, sub, seen)
 
-        fake._change = replaced_first  # type: ignore[method-assign]
+        fake._change = replaced_first  # type: ignore[method-assign, assignment]
         error = await refused(actuator_of(fake, tmp_path).write(server, {knob: value}, DEADLINE_S))
         assert error.kind is ErrorKind.REFUSED
         assert "another one has its name by now" in str(error)

@@ -120,7 +120,7 @@ WAITING: list[tuple[dict[str, float], dict[str, float], bool]] = [
 
 @pytest.mark.parametrize(("a", "b", "given_back"), WAITING)
 def test_a_quiet_pool_gives_back_only_where_it_is_known_that_nobody_waits(
-    a: dict[str, float], b: dict[str, float], given_back: bool
+    a: dict[str, Any], b: dict[str, Any], given_back: bool
 ) -> None:
     run = Run(slo_guardian.POLICY, SloGuardianParams())
     for at, recent in enumerate([SLOW] + [QUIET] * 5):

@@ -20,7 +20,8 @@ from tailkeeper_exporter.server import make_app
 from tailkeeper_exporter.tap import routes
 from tailkeeper_exporter.tap.admission import DRAINED
 from tailkeeper_exporter.tap.knobs import CACHE_LOCAL, DRAIN, Degrade, Knobs
-from tailkeeper_exporter.tap.routes import MAX_DOCUMENT_BYTES, SILENT_S, tap_routes
+from tailkeeper_exporter.tap.routes import MAX_DOCUMENT_BYTES, tap_routes
+from tailkeeper_exporter.tap.status import SILENT_S
 from tests.taps_in_memory import TapsInMemory
 
 NORMAL = Knobs().document()
