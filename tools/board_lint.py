@@ -18,17 +18,16 @@ from typing import Any
 
 from tailkeeper_alerts.promql import CLUSTER
 from tailkeeper_dashboards.panels import KEPT_VARIABLES
+from tailkeeper_dashboards.prometheus_own import PROMETHEUS_OWN
 from tailkeeper_dashboards.settings import NAMES
-from tailkeeper_dashboards.style import COUNT_UNIT, RATIO_UNIT, rate_unit_of, unit_of
 from tailkeeper_dashboards.variables import SOURCES
 from tailkeeper_exporter.catalog import CATALOG, Kind, Metric
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
+from tools.promql_units import grafana_unit
 from tools.promql_walk import Expression, read
 
 Json = dict[str, Any]
-BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in (*CATALOG, *WATCHDOG_CATALOG)}
-BUILT_IN = {"ALERTS": ("alertname", "alertstate", "backend", "severity"), "up": ("job", "instance")}
-"""Series that Prometheus makes itself, with the labels that ours give them."""
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in (*CATALOG, *WATCHDOG_CATALOG, *PROMETHEUS_OWN)}
 UIDS = {kind: f"${{{name}}}" for name, _, kind in SOURCES}
 """Each type of data source is named by its variable."""
 DATASOURCE_UID = UIDS["prometheus"]
@@ -195,8 +194,6 @@ def _names(expression: Expression) -> Iterator[str]:
 
 
 def _labels(name: str) -> tuple[str, ...] | None:
-    if name in BUILT_IN:
-        return (*BUILT_IN[name], CLUSTER.name)
     metric = metric_of(name)
     if metric is None:
         return None
@@ -262,21 +259,8 @@ def _override(panel: Json, matcher: Json) -> str | None:
 
 
 def expected_unit(expression: Expression) -> str | None:
-    """The unit that a query's values have by the catalogue; None where it says nothing (constants, state codes)."""
-    shape, metric = expression.shape, metric_of(expression.leading_metric or "")
-    if shape == "ratio":
-        return RATIO_UNIT
-    if shape == "count":
-        return COUNT_UNIT
-    if metric is None:
-        return None
-    if shape == "quantile":
-        return unit_of(metric)
-    if shape == "rate" and metric.kind is Kind.GAUGE:
-        return None  # Reported as a rate of a gauge; there is no unit to compare.
-    if shape == "rate":
-        return "reqps" if metric.kind is Kind.HISTOGRAM else rate_unit_of(metric)
-    return COUNT_UNIT if shape == "increase" else unit_of(metric)
+    """The unit that a query's values have by the catalogue; None where it says nothing (constants)."""
+    return grafana_unit(expression.text, BY_NAME)
 
 
 def main(paths: list[str]) -> int:

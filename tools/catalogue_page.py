@@ -15,8 +15,23 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 
-from tailkeeper_exporter.catalog import CATALOG, ECC_KIND, OUTCOMES, SIGNALS, Kind, Label, Metric, Unit
+from tailkeeper_dashboards.prometheus_own import ALERTMANAGER_ALERTS, POSTED_STATE
+from tailkeeper_exporter.catalog import (
+    CATALOG,
+    ECC_KIND,
+    OTLP_OUTCOME,
+    OUTCOMES,
+    QUANTILE_SATURATED,
+    SIGNALS,
+    THROTTLE,
+    Kind,
+    Label,
+    Metric,
+    Unit,
+)
+from tailkeeper_exporter.gpu.base import THROTTLE_REASONS
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.metrics import COST, FINDING_KIND, WATCHDOG_CATALOG
 
 BACKENDS = ("sim-a", "sim-b", "sim-c", "sim-d")
@@ -34,9 +49,18 @@ VALUES: dict[str, tuple[str, ...]] = {
     "tier": ("default",),
     "window": ("1h", "1d", "30d"),
     "dimension": ("stage", "resource"),
+    "xid": ("31", "79"),
 }
 """Values of the labels that have a fixed set; any other label has one example value."""
-KINDS = {ECC_KIND: ("single_bit", "double_bit"), FINDING_KIND: ("growth", "hung"), COST: ("latency",)}
+KINDS = {
+    ECC_KIND: ("single_bit", "double_bit"),
+    FINDING_KIND: ("growth", "hung"),
+    COST: ("latency",),
+    THROTTLE: THROTTLE_REASONS,
+    POSTED_STATE: ("active", "suppressed"),
+    OTLP_OUTCOME: ("sent", "dropped"),
+    metrics.OTLP_OUTCOME: ("sent", "dropped"),
+}
 """Labels of one name that mean several things."""
 OBSERVATIONS_PER_S = 8.0
 
@@ -68,7 +92,7 @@ def _gauge(metric: Metric, labels: dict[str, str], elapsed_s: float) -> float:
     if metric.unit is Unit.RATIO:
         return 0.0 if hung and metric.name.endswith(("hscore", "weight")) else swing
     if metric.unit is Unit.ONE:
-        return 0.0
+        return float(hung and metric is not QUANTILE_SATURATED)  # Whatever else may be wrong is wrong with the hung one.
     return round(swing * (100e9 if metric.unit is Unit.BYTES else 20), 3)
 
 
@@ -93,7 +117,7 @@ def _histogram(metric: Metric, labels: dict[str, str], elapsed_s: float) -> Iter
 def page(elapsed_s: float) -> str:
     """The whole page as Prometheus' text format, ``elapsed_s`` after the start."""
     lines: list[str] = []
-    for metric in (*CATALOG, *WATCHDOG_CATALOG):
+    for metric in (*CATALOG, *WATCHDOG_CATALOG, ALERTMANAGER_ALERTS):
         lines.append(f"# TYPE {metric.name} {metric.kind}")
         for labels in _label_sets(metric):
             if metric.kind is Kind.HISTOGRAM:

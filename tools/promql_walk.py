@@ -15,6 +15,8 @@ import promql_parser
 STAND_INS = {"$__rate_interval": "7m13s", "$__range": "11m17s"}
 """Durations that nobody would write, in the place of Grafana's own, which no PromQL parser knows."""
 SECONDS = {"$__rate_interval": 433, "$__range": 677}
+PRICE, PRICE_STAND_IN = "$price", 1.0625003
+"""The one variable that stands for a number, and a number that nobody would write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What is in an expression. ``shape`` says what its values are: value, rate, increase, quantile, ratio or count."""
+    """What is in an expression, and its ``text`` as Grafana has it."""
 
     selectors: tuple[Selector, ...]
     windows: tuple[Window, ...]
     grouping: frozenset[str]
     functions: frozenset[str]
-    shape: str
-    leading_metric: str | None
+    text: str
     valued: frozenset[str]
     """Series whose values matter; the others stand to the right of `and` or `unless` and lend their labels only."""
 
@@ -54,6 +55,7 @@ def with_stand_ins(expr: str) -> str:
     """The expression as PromQL; variables inside label values stay, as they are only text there."""
     for name, duration in STAND_INS.items():
         expr = expr.replace(f"[{name}]", f"[{duration}]")
+    expr = re.sub(rf"{re.escape(PRICE)}\b", str(PRICE_STAND_IN), expr)
     left = re.findall(r"\[\$[^]]*\]", expr)
     if left:
         raise ValueError(f"unknown window {left[0]}; allowed: {', '.join(STAND_INS)}")
@@ -69,8 +71,7 @@ def read(expr: str) -> Expression:
         windows=tuple(window for node in nodes if isinstance(node, promql_parser.Call) for window in _windows(node)),
         grouping=frozenset(label for node in nodes for label in _grouping(node)),
         functions=frozenset(node.func.name for node in nodes if isinstance(node, promql_parser.Call)),
-        shape=_shape(root),
-        leading_metric=next((node.name for node in nodes if isinstance(node, promql_parser.VectorSelector)), None),
+        text=expr,
         valued=frozenset(_valued(root)),
     )
 
@@ -122,19 +123,3 @@ def _grouping(node: Any) -> list[str]:
         return list(modifier.labels)
     matching = modifier.matching
     return [*(matching.labels if matching is not None else []), *(modifier.group_labels or [])]
-
-
-def _shape(node: Any) -> str:
-    """What the values of a node are, following the side whose values survive."""
-    if isinstance(node, promql_parser.Call):
-        shapes = {"rate": "rate", "irate": "rate", "increase": "increase", "histogram_quantile": "quantile"}
-        kept = node.func.name in ("round", "label_replace") and _shape(node.args[0])
-        return kept or shapes.get(node.func.name, "value")
-    if isinstance(node, promql_parser.AggregateExpr):
-        return "count" if str(node.op) == "count" else _shape(node.expr)
-    if isinstance(node, promql_parser.BinaryExpr):
-        if str(node.op) == "/":
-            return "ratio"
-        return "count" if node.modifier is not None and node.modifier.return_bool else _shape(node.lhs)
-    inner = getattr(node, "expr", None)
-    return "value" if inner is None else _shape(inner)

@@ -78,6 +78,12 @@ def count(metric: Metric, *matchers: Matcher) -> str:
     return _selector(metric, "_count", (), matchers)
 
 
+def total(metric: Metric, *matchers: Matcher) -> str:
+    """A histogram's sum series, in its own unit. Raises ValueError for another kind or an unknown label."""
+    _only_histogram(metric)
+    return _selector(metric, "_sum", (), matchers)
+
+
 def _only_histogram(metric: Metric) -> None:
     if metric.kind is not Kind.HISTOGRAM:
         raise ValueError(f"{metric.name}: is a {metric.kind}, not a histogram")

@@ -253,6 +253,12 @@ def fill_table(panel: table.Panel, columns: Sequence[Column]) -> table.Panel:
             panel = panel.with_target(now(column.expr, _ref(index)).format(PromQueryFormat.TABLE))
             if column.source is not None:
                 hidden[value] = True
+    asked = [column for column in columns if column.expr is not None]
+    if len(asked) == 1:  # Grafana numbers values only where several queries answer.
+        if asked[0].source is None:
+            names["Value"] = asked[0].header
+        else:
+            hidden["Value"] = True
     order = {name: index for index, name in enumerate(names)}
     organize = {"excludeByName": hidden, "indexByName": order, "renameByName": names}
     panel = panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))

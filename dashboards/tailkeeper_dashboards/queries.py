@@ -39,7 +39,12 @@ FAILED = regex(OUTCOME, "error|rejected")
 
 def of_backend(metric: Metric, operator: str = "max") -> str:
     """One value a backend of a metric without a model, for the chosen backends and models."""
-    return serving_model(by(operator, BY_BACKEND, series(metric, *OF_BACKEND)))
+    return of_group(metric, BY_BACKEND, operator)
+
+
+def of_group(metric: Metric, labels: tuple[Label, ...], operator: str = "max") -> str:
+    """The same by ``labels``, which have the backend among them: a value a GPU, or a source."""
+    return serving_model(by(operator, labels, series(metric, *OF_BACKEND)))
 
 
 def serving_model(expression: str) -> str:

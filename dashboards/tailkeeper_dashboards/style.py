@@ -52,6 +52,8 @@ _UNITS: Mapping[Unit, str] = {
 _RATES: Mapping[Unit, str] = {Unit.REQUESTS: "reqps", Unit.TOKENS: "count:tok/s", Unit.ONE: "ops"}
 RATIO_UNIT = _UNITS[Unit.RATIO]
 COUNT_UNIT = _UNITS[Unit.ONE]
+MONEY_UNIT = "none"
+"""Of a price that somebody types in: in which currency is theirs to know."""
 
 
 def unit_of(metric: Metric) -> str:

@@ -39,9 +39,9 @@ def shared_variables(shown: frozenset[str]) -> tuple[Variable, ...]:
     return (*sources, *lists)
 
 
-def text_box(name: str, label: str, description: str) -> dashboard.TextBoxVariable:
+def text_box(name: str, label: str, description: str, default: str = "") -> dashboard.TextBoxVariable:
     """A field to type or paste into; never a list, since nobody can list request ids."""
-    return dashboard.TextBoxVariable(name).label(label).description(description).default_value("")
+    return dashboard.TextBoxVariable(name).label(label).description(description).default_value(default)
 
 
 def _values(metric: Metric, label: Label, name: str, title: str) -> dashboard.QueryVariable:

@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 from grafana_foundation_sdk.builders import dashboard
 
-from tailkeeper_dashboards.boards import backend, fleet, root_cause
+from tailkeeper_dashboards.boards import backend, canary, capacity, fleet, gpu, healing, root_cause, watchdog
 from tailkeeper_dashboards.settings import BoardSettings
 
 BOARDS: tuple[Callable[[BoardSettings], dashboard.Dashboard], ...] = (
     fleet.board,
     root_cause.board,
     backend.board,
+    gpu.board,
+    canary.board,
+    healing.board,
+    capacity.board,
+    watchdog.board,
 )
