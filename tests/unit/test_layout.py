@@ -13,6 +13,7 @@ import tailkeeper_exporter.engines
 import tailkeeper_watchdog.actuators
 import tailkeeper_watchdog.detectors
 import tailkeeper_watchdog.policies
+from tailkeeper_alerts.groups import VLLM_ONLY
 from tailkeeper_exporter.catalog import CATALOG
 from tailkeeper_exporter.engines import ENGINES
 from tailkeeper_watchdog.actuators import ACTUATORS
@@ -60,7 +61,7 @@ def test_the_given_folders_hold_prefixed_packages_and_are_none_themselves(folder
         (tailkeeper_watchdog.detectors, {d.name for d in DETECTORS}),
         (tailkeeper_watchdog.actuators, set(ACTUATORS)),
         (tailkeeper_dashboards.boards, {b.__module__.rpartition(".")[2] for b in tailkeeper_dashboards.boards.BOARDS}),
-        (tailkeeper_alerts.groups, {g.__module__.rpartition(".")[2] for g in tailkeeper_alerts.groups.GROUPS}),
+        (tailkeeper_alerts.groups, {g.__module__.rpartition(".")[2] for g in (*tailkeeper_alerts.groups.GROUPS, *VLLM_ONLY)}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

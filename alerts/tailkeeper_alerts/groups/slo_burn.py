@@ -124,6 +124,7 @@ SITUATIONS: Mapping[str, tuple[Phase, ...]] = {
     "idle": ((200, 0, 0),),
     "half are bad since 70 min": ((120, 10, 0), (80, 5, 5)),
     "a burst is over since 20 min": ((160, 10, 0), (10, 5, 5), (30, 10, 0)),
+    "it ended four minutes ago": ((160, 200, 0), (26, 5, 20), (14, 20, 1)),
     "a burst began a minute ago": ((189, 10, 0), (11, 0, 300)),
     "5 of 100 are bad for hours": ((30, 100, 0), (170, 95, 5)),
     "1 of 100 is bad": ((200, 99, 1),),
@@ -162,7 +163,7 @@ def _all_traffic(settings: RuleSettings) -> tuple[Input, ...]:
     """The situations for every promise, the same name in two clusters, and a thousand slow tokens that are one request."""
     failed, _, slow_tokens = promises(settings)
     situations = (_traffic(p, name, phases) for p in promises(settings) for name, phases in SITUATIONS.items())
-    clusters = (_traffic(failed, "twin", ((200, 5, bad),), name) for name, bad in (("eu", 5), ("us", 0)))
+    clusters = (_traffic(failed, "twin", ((30, 5, 0), (170, 5, bad)), name) for name, bad in (("eu", 5), ("us", 0)))
     answer = (
         _traffic(slow_tokens, ONE_ANSWER, ((179, 0, 0), (21, 20, 80))),
         _traffic(failed, ONE_ANSWER, ((179, 0, 0), (1, 1, 0), (20, 0, 0))),
@@ -179,10 +180,7 @@ def _cases(settings: RuleSettings) -> tuple[Case, ...]:
         "SLOBurnSlow": tuple(Expected(_slow(p, settings), "3d 13h 30m 0s", SLOW_IN) for p in promises(settings)),
     }
     told = tuple(Case("each situation is told once, or not at all", name, inputs, JUDGED_AT, e) for name, e in expected.items())
-    return (
-        *told,
-        *(Case("before it all", name, inputs, QUIET_AT, (twin,) if name == "SLOBurnFast" else ()) for name in expected),
-    )
+    return (*told, *(Case("before it all", name, inputs, QUIET_AT) for name in expected))
 
 
 def steady_cases(settings: RuleSettings) -> tuple[Case, ...]:
