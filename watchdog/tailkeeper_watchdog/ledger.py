@@ -59,6 +59,8 @@ class Ledger:
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         self._since_prune = 0
+        self._leases_read: dict[int, tuple[tuple[Any, ...], Lease]] = {}
+        """Each lease in force as it was last read, with its row: while the row is the same, so is the lease."""
         try:
             # The API answers from worker threads; SQLite itself serialises the calls.
             self._db = sqlite3.connect(self._path, timeout=2.0, isolation_level=None, check_same_thread=False)
@@ -153,10 +155,13 @@ class Ledger:
 
     def leases(self) -> tuple[Lease, ...]:
         """Leases in force or intended, oldest first."""
-        return tuple(
-            _lease(r)
-            for r in self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL ORDER BY id").fetchall()
-        )
+        rows = self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL ORDER BY id").fetchall()
+        read, before = {}, self._leases_read
+        for row in rows:
+            known = before.get(row[0])
+            read[row[0]] = known if known is not None and known[0] == row else (row, _lease(row))
+        self._leases_read = read
+        return tuple([lease for _, lease in read.values()])
 
     # Decisions
 

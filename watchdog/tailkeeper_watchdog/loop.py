@@ -289,9 +289,10 @@ class Loop:
         Servers that only a lease still knows are read too, or nobody would ever give them back.
         """
         deadline = min(COLLECT_DEADLINE_S, max(0.2, self.parts.tick_s))
+        left = tuple(lease for lease in leases if not self.fleet.owns(lease))
         return await asyncio.gather(
             self.parts.source.collect(now, deadline),
-            self.parts.reconciler.read((*self.fleet.backends, *as_backends(leases)), deadline),
+            self.parts.reconciler.read((*self.fleet.backends, *as_backends(left)), deadline),
         )
 
     def _snapshot(self, collected: Collected) -> FleetSnapshot:
