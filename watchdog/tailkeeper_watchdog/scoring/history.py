@@ -25,9 +25,9 @@ _COUNTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class History:
-    """Samples of one backend, oldest first. The last is always the newest seen."""
+    """Samples of one backend, oldest first. The last is always the newest seen. Nobody changes it; not frozen, as a sample is not."""
 
     samples: tuple[Sample, ...] = ()
     anew: bool = False
