@@ -314,7 +314,7 @@ class Situation:
     prior: Mapping[tuple[Target, Knob], KnobValue] = field(default_factory=lambda: EMPTY)
     """What was there before our changes in force."""
     _worked_out: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What follows from the fields alone and is asked by everybody, worked out once; a situation made by replace() begins anew."""
+    """What follows from the fields alone and everybody asks, worked out once; a situation made by replace() begins anew."""
 
     @property
     def heard(self) -> Mapping[str, BackendObservation]:

@@ -43,7 +43,7 @@ class Window:
     uptime_ratio: float | None = None
     """Share of the observed part of the last hour in which the backend took work."""
     _worked_out: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Worked out once a window: histograms by name, quantiles by signal and rank. The score and two detectors ask for the same."""
+    """Worked out once a window, because many ask for the same: histograms by name, quantiles by signal and rank."""
 
     @property
     def seconds(self) -> float:
@@ -139,4 +139,3 @@ class Window:
             self._worked_out["miss"] = None if not queries or hits is None else min(1.0, max(0.0, 1.0 - hits / queries))
         found: float | None = self._worked_out["miss"]
         return found
-

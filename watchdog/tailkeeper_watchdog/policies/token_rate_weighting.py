@@ -195,9 +195,7 @@ def _shared_out(
     heard, windows, now = situation.heard, situation.windows, situation.snapshot.now
     fresh = [seen for b in group if (seen := heard.get(b.name)) is not None]
     # Nearly nobody was ever drained, and who was not has no drain in its window.
-    working = [
-        s for s in fresh if (at := drained_at.get(s.backend)) is None or not has_a_drain(windows.get(s.backend), at, now)
-    ]
+    working = [s for s in fresh if (at := drained_at.get(s.backend)) is None or not has_a_drain(windows.get(s.backend), at, now)]
     speeds = [speed for seen in working if (speed := _speed(seen, situation, params)) is not None]
     if len(speeds) < 2:
         return []

@@ -27,7 +27,7 @@ _COUNTERS = (
 
 @dataclass(slots=True)
 class History:
-    """Samples of one backend, oldest first. The last is always the newest seen. Nobody changes it; not frozen, as a sample is not."""
+    """Samples of one backend, oldest first. The last is always the newest seen. Not frozen, as a sample is not."""
 
     samples: tuple[Sample, ...] = ()
     anew: bool = False

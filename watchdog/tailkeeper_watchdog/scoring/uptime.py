@@ -21,7 +21,8 @@ _SAYS_NOTHING = (State.UNKNOWN, State.STARTING, State.MISCONFIGURED)
 class Uptime:
     """``minutes`` that are over, oldest first, 60 or so, with their sums: most ticks only add to the one that runs.
 
-    Nobody changes it; it is not frozen, because to make a frozen one takes three times as long, and each tick makes one a backend.
+    Nobody changes it. It is not frozen, because to make a frozen one takes three times as long, and each backend has a new one at
+    each tick.
     """
 
     minutes: tuple[Bin, ...] = ()
