@@ -178,6 +178,7 @@ class Loop:
         await self._ask_who_leads()
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
+        owned = tuple(lease for lease in leases if self.fleet.owns(lease))
         collected, self.report = await self._collect(started, leases)
         self._learn_support()
         snapshot = self._snapshot(collected)
@@ -186,11 +187,11 @@ class Loop:
         situation = core.with_gateways(situation, self.report.servers, leases)
         memory, symptoms = core.detect_all(situation, memory, self._contended_symptoms(snapshot.time_unix_s))
         memory, desired = core.decide_all(situation, memory, rules)
-        verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
-        kept_out = quarantined((lease for lease in leases if self.fleet.owns(lease)), given.attempts, parts.guards)
+        verdicts = core.guard_all(desired, self._guard_context(situation, owned, given))
+        kept_out = quarantined(owned, given.attempts, parts.guards)
         told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
         memory = core.keep_book(memory, told, situation)
-        memory, changes = self._plan(situation, memory, verdicts, leases, given, kept_out)
+        memory, changes = self._plan(situation, memory, verdicts, leases, owned, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
         executed = await self._act(changes, given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
@@ -316,12 +317,12 @@ class Loop:
             for (backend, knob), until in self._contended_until.items()
         )
 
-    def _guard_context(self, situation: Situation, leases: tuple[Lease, ...], given: TickInputs) -> GuardContext:
+    def _guard_context(self, situation: Situation, owned: tuple[Lease, ...], given: TickInputs) -> GuardContext:
         return GuardContext(
             snapshot=situation.snapshot,
             settings=self.parts.guards,
             stale_after_s=situation.stale_after_s,
-            leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
+            leases=owned,
             servers=self.report.servers,
             support=self.support,
             paused=given.paused,
@@ -338,6 +339,7 @@ class Loop:
         memory: Memory,
         verdicts: tuple[Verdict, ...],
         leases: tuple[Lease, ...],
+        owned: tuple[Lease, ...],
         inputs: TickInputs,
         kept_out: Mapping[str, int],
     ) -> tuple[Memory, tuple[Change, ...]]:
@@ -347,7 +349,7 @@ class Loop:
             settings=self.parts.guards,
             wishes=tuple(v.desired for v in verdicts if v.allowed),
             blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
-            leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
+            leases=owned,
             servers=self.report.servers,
             attempts=inputs.attempts,
             held=held,

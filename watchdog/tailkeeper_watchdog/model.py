@@ -157,7 +157,7 @@ class BackendObservation:
     def value(self, name: str) -> float | None:
         """A present value of a catalogue metric, or None."""
         reading = self.readings.get(name)
-        return None if reading is None else reading.value
+        return reading.value if reading is not None else None
 
     def at_age(self, age_s: float) -> BackendObservation:
         """The same with another age; spelt out, because every backend's ages at every tick and replace() takes thrice as long."""
@@ -237,9 +237,11 @@ class FleetSnapshot:
         return tuple(b for b in self.backends if any((t.gateway, t.pool) == pool for t in b.targets))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Factor:
-    """One part of a score. ``value`` in ``unit`` is what was measured, ``goodness`` in [0, 1], 1 is best."""
+    """One part of a score. Nobody changes it; four are made for each backend at each tick, and a frozen one takes thrice as long.
+
+    ``value`` in ``unit`` is what was measured, ``goodness`` in [0, 1], 1 is best."""
 
     name: str
     goodness: float
@@ -252,9 +254,9 @@ class Factor:
         return self.weight * (1.0 - self.goodness)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HealthScore:
-    """A backend's HScore in [0, 1], or None when every factor is unknown."""
+    """A backend's HScore in [0, 1], or None when every factor is unknown. Not frozen, as a factor is not."""
 
     backend: str
     hscore: float | None
@@ -347,6 +349,8 @@ class Situation:
 
     def knob(self, backend: Backend, knob: Knob) -> KnobState | None:
         """A knob of a backend at the first of its gateways that tells it; None where none does."""
+        if knob not in self.knobs_told:
+            return None
         for target in backend.targets:
             value = self.actual.get(target, EMPTY).get(knob)
             if value is not None:

@@ -32,6 +32,9 @@ class Sample:
     at: float
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
+    """Those of which quantiles are asked: a dozen samples are kept of each backend, and buckets are most of what they hold."""
+    totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """How many and their sum, of each histogram."""
 
 
 @dataclass(slots=True)
@@ -84,10 +87,10 @@ class Window:
         """Mean of a histogram of the catalogue, in seconds."""
         if self.start is None or self.end is None:
             return None
-        before, after = self.start.histograms.get(name), self.end.histograms.get(name)
-        if before is None or after is None or after.count <= before.count:
+        before, after = self.start.totals.get(name), self.end.totals.get(name)
+        if before is None or after is None or after[0] <= before[0]:
             return None
-        return (after.sum - before.sum) / (after.count - before.count)
+        return (after[1] - before[1]) / (after[0] - before[0])
 
     @property
     def finished(self) -> tuple[float, float] | None:

@@ -93,9 +93,8 @@ def _is_usable(reading: BucketReading, before: Histogram | None) -> bool:
     if histogram is None or not abs(reading.at_s) < 1e12 or not 2 <= len(histogram.bounds) <= MOST_BOUNDS:
         return False
     bounds, counts = histogram.bounds, histogram.counts
-    if before is None or bounds is not before.bounds:
-        if bounds[0] <= 0 or not _rises(bounds):
-            return False
+    if (before is None or bounds is not before.bounds) and (bounds[0] <= 0 or not _rises(bounds)):
+        return False
     return len(bounds) == len(counts) and counts[0] >= 0 and _rises(counts)
 
 

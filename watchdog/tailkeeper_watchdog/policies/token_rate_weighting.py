@@ -153,9 +153,10 @@ def decide(
 
 def _wishes(names: tuple[str, ...], given: Mapping[str, Given], situation: Situation, mode: Mode) -> Iterator[DesiredState]:
     """What stands, for those that are heard of now."""
+    heard = situation.heard
     for name in names:
         held = given.get(name)
-        if held is not None and held.weight < 1.0 and (seen := situation.fresh(name)) is not None:
+        if held is not None and held.weight < 1.0 and (seen := heard.get(name)) is not None:
             yield DesiredState(NAME, name, Knob.WEIGHT, round(held.weight, 4), held.why, mode, ("tokens",), seen.age_s)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.model import BackendObservation
-from tailkeeper_watchdog.window import OUTCOME_SLOT, Sample, Window
+from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Sample, Window
 
 WINDOW_S = 60.0
 RECENT_S = 10.0
@@ -23,6 +23,7 @@ _COUNTERS = (
     catalog.KV_QUERIES.name,
     catalog.KV_HITS.name,
 )
+_WITH_BUCKETS = frozenset(SIGNAL_HISTOGRAM.values())
 
 
 @dataclass(slots=True)
@@ -40,7 +41,8 @@ def take_sample(seen: BackendObservation, now: float) -> Sample:
         reading = readings.get(name)
         if reading is not None and (value := reading.value) is not None:
             counters[name] = value
-    return Sample(now, counters, seen.histograms)
+    kept = {name: histogram for name, histogram in seen.histograms.items() if name in _WITH_BUCKETS}
+    return Sample(now, counters, kept, {name: (h.count, h.sum) for name, h in seen.histograms.items()})
 
 
 def add(history: History, sample: Sample) -> History:
