@@ -18,7 +18,7 @@ from tailkeeper_exporter.readings import Reading, Status
 
 def to_plain(value: Any) -> Any:
     """``value`` as JSON can hold it: fields at their default left out, sets as sorted lists, other keys than texts as pairs."""
-    kind = type(value)
+    kind: type = type(value)
     return value if kind in _ATOMS else _writer(kind)(value)
 
 

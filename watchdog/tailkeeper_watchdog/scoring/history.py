@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.model import BackendObservation
-from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Sample, Window
+from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Sample, Window, packed
 
 WINDOW_S = 60.0
 RECENT_S = 10.0
@@ -36,13 +37,18 @@ class History:
 
 
 def take_sample(seen: BackendObservation, now: float) -> Sample:
-    readings, counters = seen.readings, {}
-    for name in _COUNTERS:
-        reading = readings.get(name)
-        if reading is not None and (value := reading.value) is not None:
-            counters[name] = value
-    kept = {name: histogram for name, histogram in seen.histograms.items() if name in _WITH_BUCKETS}
-    return Sample(now, counters, kept, {name: (h.count, h.sum) for name, h in seen.histograms.items()})
+    readings = seen.readings
+    counters = {
+        name: value for name in _COUNTERS if (reading := readings.get(name)) is not None and (value := reading.value) is not None
+    }
+    kept: dict[str, Histogram] = {}
+    totals: dict[str, tuple[float, float]] = {}
+    for name, histogram in seen.histograms.items():
+        if name in _WITH_BUCKETS:
+            kept[name] = packed(histogram)
+        else:
+            totals[name] = histogram.count, histogram.sum
+    return Sample(now, counters, kept, totals)
 
 
 def add(history: History, sample: Sample) -> History:
