@@ -8,7 +8,7 @@ another silently. Pure: no clocks, no I/O.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import sub
@@ -86,7 +86,8 @@ class Histogram:
     """Cumulative bucket counts. ``bounds`` are upper bounds in base units, the last is +Inf; ``sum`` in base units."""
 
     bounds: tuple[float, ...]
-    counts: tuple[float, ...]
+    counts: Sequence[float]
+    """A tuple; an array of doubles where many are kept."""
     sum: float
 
     @property
@@ -95,7 +96,7 @@ class Histogram:
 
     def minus(self, earlier: Histogram) -> Histogram | None:
         """What was observed since ``earlier``; None where the two cannot be compared (other bounds, or a reset)."""
-        if self.bounds != earlier.bounds:
+        if self.bounds is not earlier.bounds and self.bounds != earlier.bounds:
             return None
         counts = tuple(map(sub, self.counts, earlier.counts))
         if counts and min(counts) < 0:
@@ -121,14 +122,14 @@ def bucket_quantile(histogram: Histogram, q: float) -> Quantile | None:
     None where there is no observation or no finite bucket. Where the rank falls above the last finite bound the value
     is that bound and ``saturated`` is set (field report A3: it would read exactly that bound for ever).
     """
-    total = histogram.count
-    if total <= 0 or len(histogram.bounds) < 2:
+    total, bounds, counts = histogram.count, histogram.bounds, histogram.counts
+    if total <= 0 or len(bounds) < 2:
         return None
     rank = q * total
-    index = bisect_left(histogram.counts, rank)
-    if index >= len(histogram.bounds) - 1:
-        return Quantile(histogram.bounds[-2], int(total), saturated=True)
-    lower_bound, lower_count = (histogram.bounds[index - 1], histogram.counts[index - 1]) if index else (0.0, 0.0)
-    inside = histogram.counts[index] - lower_count
+    index = bisect_left(counts, rank)
+    if index >= len(bounds) - 1:
+        return Quantile(bounds[-2], int(total), saturated=True)
+    lower_bound, lower_count = (bounds[index - 1], counts[index - 1]) if index else (0.0, 0.0)
+    inside = counts[index] - lower_count
     share = (rank - lower_count) / inside if inside > 0 else 1.0
-    return Quantile(lower_bound + (histogram.bounds[index] - lower_bound) * share, int(total))
+    return Quantile(lower_bound + (bounds[index] - lower_bound) * share, int(total))

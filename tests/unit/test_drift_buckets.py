@@ -162,3 +162,8 @@ def test_between_two_bounds_it_is_linear_in_the_logarithm() -> None:
 
 def test_the_design_is_the_same_as_for_requests() -> None:
     assert small_baseline().design is BLOCK_E
+
+
+def test_a_page_whose_lower_bucket_rises_by_more_than_all_of_them_ends_no_tick() -> None:
+    histogram = Histogram((0.1, 1.0, inf), (50.0, 120.0, 100.0), 30.0)
+    assert log_odds(histogram, 1.0) == pytest.approx(np.log(0.5 / 100.5))

@@ -113,15 +113,16 @@ def score_fleet(
     histories: dict[str, History] = {}
     epochs: dict[str, Epoch] = dict(memory.epochs)
     uptimes: dict[str, Uptime] = {}
-    windows, recent, scores = {}, {}, {}
+    windows: dict[str, Window] = {}
+    recent: dict[str, Window] = {}
     restarted: set[str] = set()
     bare = Situation(snapshot, EMPTY, EMPTY, EMPTY, rules.slo, rules.stale_after_s)
-    no_history, no_uptime, no_window = History(), Uptime(), Window()
+    heard_of, no_history, no_uptime, no_window = bare.heard, History(), Uptime(), Window()
     for backend in snapshot.backends:
         name = backend.name
         history = memory.histories.get(name, no_history)
         uptime = memory.uptimes.get(name, no_uptime)
-        seen = bare.fresh(name)
+        seen = heard_of.get(name)
         if seen is not None and seen.age_s is not None:
             before, history = history, add(history, take_sample(seen, now - seen.age_s))
             if seen.state is State.STARTING or (history.anew and history is not before):
@@ -132,7 +133,7 @@ def score_fleet(
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
         window = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         windows[name], recent[name] = window, over(history, RECENT_S) if seen else no_window
-        scores[name] = score(seen, window, rules.weights, rules.slo, name)
+    scores = {name: score(heard_of.get(name), window, rules.weights, rules.slo, name) for name, window in windows.items()}
     # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
     # an engine that is away answers no page, and its last requests were read while it did not.
     kept = without(memory.rings, frozenset(restarted)) if restarted else memory.rings

@@ -182,6 +182,7 @@ class Loop:
         await self._ask_who_leads()
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
+        owned = tuple(lease for lease in leases if self.fleet.owns(lease))
         collected, self.report = await self._collect(started, leases)
         self._learn_support()
         self._lap(Step.COLLECT)
@@ -194,11 +195,11 @@ class Loop:
         self._lap(Step.DETECT)
         memory, desired = core.decide_all(situation, memory, rules)
         self._lap(Step.DECIDE)
-        verdicts = core.guard_all(desired, self._guard_context(situation, leases, given))
-        kept_out = quarantined((lease for lease in leases if self.fleet.owns(lease)), given.attempts, parts.guards)
+        verdicts = core.guard_all(desired, self._guard_context(situation, owned, given))
+        kept_out = quarantined(owned, given.attempts, parts.guards)
         told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
         memory = core.keep_book(memory, told, situation)
-        memory, changes = self._plan(situation, memory, verdicts, leases, given, kept_out)
+        memory, changes = self._plan(situation, memory, verdicts, leases, owned, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
         self._lap(Step.GUARD)
         executed = await self._act(changes, given)
@@ -305,9 +306,10 @@ class Loop:
         Servers that only a lease still knows are read too, or nobody would ever give them back.
         """
         deadline = min(COLLECT_DEADLINE_S, max(0.2, self.parts.tick_s))
+        left = tuple(lease for lease in leases if not self.fleet.owns(lease))
         return await asyncio.gather(
             self.parts.source.collect(now, deadline),
-            self.parts.reconciler.read((*self.fleet.backends, *as_backends(leases)), deadline),
+            self.parts.reconciler.read((*self.fleet.backends, *as_backends(left)), deadline),
         )
 
     def _snapshot(self, collected: Collected) -> FleetSnapshot:
@@ -331,12 +333,12 @@ class Loop:
             for (backend, knob), until in self._contended_until.items()
         )
 
-    def _guard_context(self, situation: Situation, leases: tuple[Lease, ...], given: TickInputs) -> GuardContext:
+    def _guard_context(self, situation: Situation, owned: tuple[Lease, ...], given: TickInputs) -> GuardContext:
         return GuardContext(
             snapshot=situation.snapshot,
             settings=self.parts.guards,
             stale_after_s=situation.stale_after_s,
-            leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
+            leases=owned,
             servers=self.report.servers,
             support=self.support,
             paused=given.paused,
@@ -353,6 +355,7 @@ class Loop:
         memory: Memory,
         verdicts: tuple[Verdict, ...],
         leases: tuple[Lease, ...],
+        owned: tuple[Lease, ...],
         inputs: TickInputs,
         kept_out: Mapping[str, int],
     ) -> tuple[Memory, tuple[Change, ...]]:
@@ -362,7 +365,7 @@ class Loop:
             settings=self.parts.guards,
             wishes=tuple(v.desired for v in verdicts if v.allowed),
             blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
-            leases=tuple(lease for lease in leases if self.fleet.owns(lease)),
+            leases=owned,
             servers=self.report.servers,
             cooling=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if v.refusal is Refusal.COOLDOWN),
             attempts=inputs.attempts,

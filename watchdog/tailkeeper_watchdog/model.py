@@ -84,6 +84,10 @@ class Target:
     server: str
     pool: str
 
+    def __hash__(self) -> int:
+        """By what differs most: a target is looked up dozens of times a tick for each backend."""
+        return hash(self.server)
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -153,7 +157,21 @@ class BackendObservation:
     def value(self, name: str) -> float | None:
         """A present value of a catalogue metric, or None."""
         reading = self.readings.get(name)
-        return None if reading is None else reading.value
+        return reading.value if reading is not None else None
+
+    def at_age(self, age_s: float) -> BackendObservation:
+        """The same with another age; spelt out, because every backend's ages at every tick and replace() takes thrice as long."""
+        return BackendObservation(
+            self.backend,
+            self.state,
+            age_s,
+            self.error,
+            self.readings,
+            self.histograms,
+            self.gpus,
+            self.reasons,
+            self.models,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +237,11 @@ class FleetSnapshot:
         return tuple(b for b in self.backends if any((t.gateway, t.pool) == pool for t in b.targets))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Factor:
-    """One part of a score. ``value`` in ``unit`` is what was measured, ``goodness`` in [0, 1], 1 is best."""
+    """One part of a score. Nobody changes it; four are made for each backend at each tick, and a frozen one takes thrice as long.
+
+    ``value`` in ``unit`` is what was measured, ``goodness`` in [0, 1], 1 is best."""
 
     name: str
     goodness: float
@@ -234,9 +254,9 @@ class Factor:
         return self.weight * (1.0 - self.goodness)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HealthScore:
-    """A backend's HScore in [0, 1], or None when every factor is unknown."""
+    """A backend's HScore in [0, 1], or None when every factor is unknown. Not frozen, as a factor is not."""
 
     backend: str
     hscore: float | None
@@ -295,9 +315,42 @@ class Situation:
     """What the gateways reported at this tick, in their own values."""
     prior: Mapping[tuple[Target, Knob], KnobValue] = field(default_factory=lambda: EMPTY)
     """What was there before our changes in force."""
+    _worked_out: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What follows from the fields alone and everybody asks, worked out once; a situation made by replace() begins anew."""
+
+    @property
+    def heard(self) -> Mapping[str, BackendObservation]:
+        """The observations whose evidence is fresh enough to act on, by backend."""
+        found: Mapping[str, BackendObservation] | None = self._worked_out.get("heard")
+        if found is None:
+            oldest_s, unknown = self.stale_after_s, State.UNKNOWN
+            found = self._worked_out["heard"] = {
+                name: seen
+                for name, seen in self.snapshot.observations.items()
+                if (age_s := seen.age_s) is not None and not age_s > oldest_s and seen.state is not unknown
+            }
+        return found
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """Backends of the fleet from which the first of their gateways that tells keeps new requests, whoever wanted that."""
+        found: frozenset[str] | None = self._worked_out.get("drained")
+        if found is None:
+            found = self._worked_out["drained"] = frozenset(b.name for b in self.snapshot.backends if self.is_drained(b))
+        return found
+
+    @property
+    def knobs_told(self) -> frozenset[Knob]:
+        """Knobs that some gateway tells of some server: of all others nothing need be asked."""
+        found: frozenset[Knob] | None = self._worked_out.get("knobs")
+        if found is None:
+            found = self._worked_out["knobs"] = frozenset().union(*{frozenset(values) for values in self.actual.values()})
+        return found
 
     def knob(self, backend: Backend, knob: Knob) -> KnobState | None:
         """A knob of a backend at the first of its gateways that tells it; None where none does."""
+        if knob not in self.knobs_told:
+            return None
         for target in backend.targets:
             value = self.actual.get(target, EMPTY).get(knob)
             if value is not None:
@@ -306,8 +359,11 @@ class Situation:
 
     def is_drained(self, backend: Backend) -> bool:
         """Whether the first of its gateways that tells keeps new requests away from it, whoever wanted that."""
-        admission = self.knob(backend, Knob.ADMISSION)
-        return admission is not None and admission.actual == DRAIN
+        for target in backend.targets:
+            admission = self.actual.get(target, EMPTY).get(Knob.ADMISSION)
+            if admission is not None:
+                return bool(admission == DRAIN)
+        return False
 
     def requests(self, backend: str) -> tuple[RequestRecord, ...]:
         """What was heard of a backend's requests at this tick; empty where nothing was."""
@@ -326,10 +382,7 @@ class Situation:
 
     def fresh(self, backend: str) -> BackendObservation | None:
         """The observation of a backend when its evidence is fresh enough to act on, else None."""
-        seen = self.snapshot.observations.get(backend)
-        if seen is None or seen.age_s is None or seen.age_s > self.stale_after_s or seen.state is State.UNKNOWN:
-            return None
-        return seen
+        return self.heard.get(backend)
 
 
 @dataclass(frozen=True, slots=True)

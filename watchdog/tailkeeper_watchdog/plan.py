@@ -131,11 +131,22 @@ def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Ch
 
 def adopted(leases: tuple[Lease, ...], backends: tuple[Backend, ...]) -> tuple[Lease, ...]:
     """The leases under the names that their servers have now: a backend or a pool may have been renamed since."""
+    if not leases:
+        return ()
+    of_backend = {backend.name: backend.targets for backend in backends}
+    if all(_is_at_home(lease, of_backend.get(lease.backend, ())) for lease in leases):
+        return leases  # at nearly every tick
     now: dict[tuple[str, str], dict[str, Target]] = {}
     for backend in backends:
         for target in backend.targets:
             now.setdefault((target.gateway, target.server), {})[backend.name] = target
     return tuple(_adopted(lease, now.get((lease.target.gateway, lease.target.server), {})) for lease in leases)
+
+
+def _is_at_home(lease: Lease, targets: tuple[Target, ...]) -> bool:
+    """Whether its backend has its server, and has it once, under the name and pool that the lease knows."""
+    at = lease.target
+    return [target for target in targets if target.server == at.server and target.gateway == at.gateway] == [at]
 
 
 def _adopted(lease: Lease, owners: Mapping[str, Target]) -> Lease:

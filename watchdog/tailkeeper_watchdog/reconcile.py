@@ -162,6 +162,7 @@ class Reconciler:
         run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s, leader)
         by_gateway: dict[str, list[Change]] = {}
         late = {id(c) for c in [c for c in changes if c.kind in CALLS][MAX_CHANGES_PER_TICK:]} if leader is None else set()
+        run.renew([change for change in changes if change.kind is ChangeKind.RENEW])
         for change in changes:
             if id(change) not in late:
                 by_gateway.setdefault(change.target.gateway, []).append(change)
@@ -237,6 +238,18 @@ class _Run:
         self.no_ramp: set[Target] = set()
         self.kept: list[Kept] = []
 
+    def renew(self, changes: list[Change]) -> None:
+        """Leases that go on, in one commit: nothing is done at a gateway for them, so nothing waits for it to be written."""
+        leases = [change.lease for change in changes if change.lease is not None]
+        if not leases:
+            return
+        expires = self._wall() + self._lease_s
+        with self._ledger.together():
+            for lease in leases:
+                if not lease.confirmed:
+                    self._ledger.confirm(lease.id, lease.written)  # as it was found, which need not be what was last intended
+                self._ledger.renew(lease.id, expires)
+
     async def batch(self, changes: list[Change]) -> None:
         """The changes at one gateway. One is always begun; what is begun late needs a leader that says so."""
         clock = asyncio.get_running_loop().time
@@ -267,6 +280,8 @@ class _Run:
         return why_not is None
 
     async def _one(self, change: Change) -> None:
+        if change.kind is ChangeKind.RENEW and change.lease is not None:
+            return  # together with the others, before
         now = self._wall()
         lease = change.lease
         if change.kind is ChangeKind.ALREADY:
@@ -275,10 +290,6 @@ class _Run:
             await self._apply(change)
         elif lease is None:
             raise AssertionError(f"{change.kind} without a lease")
-        elif change.kind is ChangeKind.RENEW:
-            if not lease.confirmed:
-                self._ledger.confirm(lease.id, lease.written)  # as it was found, which need not be what was last intended
-            self._ledger.renew(lease.id, now + self._lease_s)
         elif change.kind is ChangeKind.FORGET:
             self._ledger.end(lease.id, Outcome.CONTENDED, now)
             self.contended.add((change.backend, change.knob))

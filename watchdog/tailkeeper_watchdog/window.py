@@ -1,12 +1,18 @@
 """What a backend did between two samples of its counters and buckets. Pure; computed only when asked.
 
+Nobody changes a sample or a window. They are not frozen, because to make a frozen one takes three times as long, and three are
+made for each backend at each tick.
+
 A fleet of thousands has two windows a backend a tick, and most of what a window could say is never asked.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile, bucket_quantile
@@ -14,28 +20,40 @@ from tailkeeper_exporter.readings import Histogram, Quantile, bucket_quantile
 OUTCOME_SLOT: Mapping[str, str] = {outcome: f"{catalog.REQUESTS.name}{{{outcome}}}" for outcome in catalog.OUTCOMES}
 """How an observation names the requests of one outcome."""
 _OK, _ERROR, _REJECTED = OUTCOME_SLOT["ok"], OUTCOME_SLOT["error"], OUTCOME_SLOT["rejected"]
+_KV_QUERIES, _KV_HITS = catalog.KV_QUERIES.name, catalog.KV_HITS.name
 SIGNAL_HISTOGRAM: Mapping[str, str] = {
     **{signal: metric.name for signal, metric in catalog.SIGNAL_HISTOGRAMS.items()},
     "preprocess": catalog.PREPROCESS_TIME.name,
 }
 
 
-@dataclass(frozen=True, slots=True)
+def packed(histogram: Histogram) -> Histogram:
+    """The same with its counts in one piece of memory: a dozen of them are kept of each backend, and numbers that lie scattered
+    are four times as much to keep and to fetch."""
+    return Histogram(histogram.bounds, array("d", histogram.counts), histogram.sum)
+
+
+_NONE: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+
+@dataclass(slots=True)
 class Sample:
     """Counters and histograms of one backend at monotonic time ``at``, in seconds."""
 
     at: float
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
+    """Those of which quantiles are asked: a dozen samples are kept of each backend, and buckets are most of what they hold."""
+    totals: Mapping[str, tuple[float, float]] = field(default_factory=lambda: _NONE)
+    """Of the other histograms only how many, and their sum."""
+
+    def total(self, name: str) -> tuple[float, float] | None:
+        """How many were observed of a histogram, and their sum in its unit."""
+        histogram = self.histograms.get(name)
+        return self.totals.get(name) if histogram is None else (histogram.count, histogram.sum)
 
 
-def _rise(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:
-    if name not in before or name not in after:
-        return None
-    return after[name] - before[name]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
     """The difference of two samples. Everything is None where it is not known, never 0."""
 
@@ -43,8 +61,8 @@ class Window:
     end: Sample | None = None
     uptime_ratio: float | None = None
     """Share of the observed part of the last hour in which the backend took work."""
-    _differences: dict[str, Histogram | None] = field(default_factory=dict, compare=False, repr=False)
-    """Worked out once a window: the score and two detectors ask for the same one."""
+    _worked_out: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Worked out once a window, because many ask for the same: histograms by name, quantiles by signal and rank."""
 
     @property
     def seconds(self) -> float:
@@ -52,7 +70,10 @@ class Window:
 
     def increase(self, name: str) -> float | None:
         """By how much a counter rose."""
-        return None if self.start is None or self.end is None else _rise(self.start.counters, self.end.counters, name)
+        if self.start is None or self.end is None:
+            return None
+        before, after = self.start.counters.get(name), self.end.counters.get(name)
+        return None if before is None or after is None else after - before
 
     def rate(self, name: str) -> float | None:
         """Increase per second."""
@@ -63,24 +84,29 @@ class Window:
         """What was observed in the window; None where the two ends cannot be compared."""
         if self.start is None or self.end is None:
             return None
-        if name not in self._differences:
+        if name not in self._worked_out:
             before, after = self.start.histograms.get(name), self.end.histograms.get(name)
-            self._differences[name] = None if before is None or after is None else after.minus(before)
-        return self._differences[name]
+            self._worked_out[name] = None if before is None or after is None else after.minus(before)
+        found: Histogram | None = self._worked_out[name]
+        return found
 
     def quantile(self, signal: str, q: float) -> Quantile | None:
         """Quantile ``q`` of ttft, itl, e2e or preprocess, in seconds."""
-        histogram = self.histogram(SIGNAL_HISTOGRAM[signal])
-        return None if histogram is None else bucket_quantile(histogram, q)
+        key = signal, q
+        if key not in self._worked_out:
+            histogram = self.histogram(SIGNAL_HISTOGRAM[signal])
+            self._worked_out[key] = None if histogram is None else bucket_quantile(histogram, q)
+        found: Quantile | None = self._worked_out[key]
+        return found
 
     def mean_s(self, name: str) -> float | None:
         """Mean of a histogram of the catalogue, in seconds."""
         if self.start is None or self.end is None:
             return None
-        before, after = self.start.histograms.get(name), self.end.histograms.get(name)
-        if before is None or after is None or after.count <= before.count:
+        before, after = self.start.total(name), self.end.total(name)
+        if before is None or after is None or after[0] <= before[0]:
             return None
-        return (after.sum - before.sum) / (after.count - before.count)
+        return (after[1] - before[1]) / (after[0] - before[0])
 
     @property
     def finished(self) -> tuple[float, float] | None:
@@ -101,11 +127,11 @@ class Window:
 
         What is refused, by us or for want of room, is no sign of illness.
         """
-        if self.start is None or self.end is None:
-            return None
-        before, after = self.start.counters, self.end.counters
-        ok, failed = _rise(before, after, _OK), _rise(before, after, _ERROR)
-        return None if ok is None or failed is None else (ok + failed, failed)
+        if "taken" not in self._worked_out:
+            ok, failed = self.increase(_OK), self.increase(_ERROR)
+            self._worked_out["taken"] = None if ok is None or failed is None else (ok + failed, failed)
+        found: tuple[float, float] | None = self._worked_out["taken"]
+        return found
 
     @property
     def requests(self) -> float | None:
@@ -127,5 +153,8 @@ class Window:
 
     @property
     def kv_miss_ratio(self) -> float | None:
-        queries, hits = self.increase(catalog.KV_QUERIES.name), self.increase(catalog.KV_HITS.name)
-        return None if not queries or hits is None else min(1.0, max(0.0, 1.0 - hits / queries))
+        if "miss" not in self._worked_out:
+            queries, hits = self.increase(_KV_QUERIES), self.increase(_KV_HITS)
+            self._worked_out["miss"] = None if not queries or hits is None else min(1.0, max(0.0, 1.0 - hits / queries))
+        found: float | None = self._worked_out["miss"]
+        return found

@@ -159,11 +159,12 @@ class CapacityBook:
         ends = now - self._minute_at >= MINUTE_S
         if ends:
             self._minute_at = now
+        heard = situation.heard
         for backend in situation.snapshot.backends:
             hour = self._hours.get(backend.name)
             if hour is None:
                 hour = self._hours[backend.name] = _Hour()
-            seen = situation.fresh(backend.name)
+            seen = heard.get(backend.name)
             if seen is not None:
                 _live(hour, seen, step)
             if ends or hour.began is None:

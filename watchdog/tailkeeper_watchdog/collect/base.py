@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailkeeper_exporter.state import State
@@ -67,4 +67,4 @@ class LastWord:
         age = max(0.0, now - taken_at)
         if age > self._stale_after_s:
             return BackendObservation(name, State.UNKNOWN, age, error)
-        return replace(seen, age_s=age)
+        return seen.at_age(age)

@@ -52,13 +52,14 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     kept: dict[str, Readings] = {}
     none_yet = Readings()
     symptoms: list[Symptom] = []
+    before = memory.readings
     for backend in situation.snapshot.backends:
-        readings = memory.readings.get(backend.name, none_yet)
+        readings = before.get(backend.name, none_yet)
         quantile = situation.p99(backend.name, SIGNAL) if now - readings.taken_at >= SPACING_S else None
         if quantile is not None and quantile.samples >= MIN_SAMPLES:
             readings = readings.add(quantile, now)
         kept[backend.name] = readings
-        if readings.grows:
+        if len(readings.p99_s) > READINGS and readings.grows:
             symptoms.append(_symptom(backend.name, readings))
     return Memory(kept), tuple(symptoms)
 

@@ -47,8 +47,9 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     pressed: dict[str, float] = {}
     down: dict[str, float] = {}
     now, limit_s = situation.snapshot.now, situation.stale_after_s + PAGE_PATIENCE_S
+    heard = situation.heard
     for backend in situation.snapshot.backends:
-        seen = situation.fresh(backend.name)
+        seen = heard.get(backend.name)
         if seen is None:
             if _never_heard_of(situation, backend.name):
                 awaited[backend.name] = memory.awaited.get(backend.name, now)

@@ -63,7 +63,7 @@ class Watched:
 
     epoch: int
     source: str
-    baseline: Baseline = field(default_factory=Baseline)
+    baseline: Baseline = Baseline()
     latest: Quantile | None = None
     taken_at: float = float("-inf")
 

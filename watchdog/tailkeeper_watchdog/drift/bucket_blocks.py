@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import le
+from operator import le, lt
 
 from tailkeeper_exporter.readings import Histogram
 
@@ -51,9 +51,10 @@ class BucketCutter:
 
     def add(self, reading: BucketReading) -> BucketBlock | None:
         """The block that this reading completes, if it does."""
-        if not _is_usable(reading) or not self._follows(reading):
+        usable = _is_usable(reading, self._readings[-1].histogram if self._readings else None)
+        if not usable or not self._follows(reading):
             self.broken += bool(self._readings)
-            self._readings = [reading] if _is_usable(reading) else []
+            self._readings = [reading] if usable else []
             return None
         self._readings.append(reading)
         histogram = _between(self._readings[0], reading)
@@ -69,7 +70,7 @@ class BucketCutter:
             return True
         last = self._readings[-1]
         near = 0 < reading.at_s - last.at_s <= GAP_S and len(self._readings) < MOST_READINGS
-        return near and _between(last, reading) is not None
+        return near and _rose(last, reading)
 
 
 def _between(first: BucketReading, last: BucketReading) -> Histogram | None:
@@ -78,13 +79,23 @@ def _between(first: BucketReading, last: BucketReading) -> Histogram | None:
     return last.histogram.minus(first.histogram)
 
 
-def _is_usable(reading: BucketReading) -> bool:
-    """A time, and counts that rise over at least two ascending bounds."""
+def _rose(first: BucketReading, last: BucketReading) -> bool:
+    """Whether there is something between them that could be told: as ``_between`` decides, without making it."""
+    before, after = first.histogram, last.histogram
+    if before is None or after is None or (after.bounds is not before.bounds and after.bounds != before.bounds):
+        return False
+    return not any(map(lt, after.counts, before.counts))
+
+
+def _is_usable(reading: BucketReading, before: Histogram | None) -> bool:
+    """A time, and counts that rise over at least two ascending bounds. Those of the usable histogram ``before`` ascend."""
     histogram = reading.histogram
     if histogram is None or not abs(reading.at_s) < 1e12 or not 2 <= len(histogram.bounds) <= MOST_BOUNDS:
         return False
     bounds, counts = histogram.bounds, histogram.counts
-    return len(bounds) == len(counts) and bounds[0] > 0 and _rises(bounds) and counts[0] >= 0 and _rises(counts)
+    if (before is None or bounds is not before.bounds) and (bounds[0] <= 0 or not _rises(bounds)):
+        return False
+    return len(bounds) == len(counts) and counts[0] >= 0 and _rises(counts)
 
 
 def _rises(values: Sequence[float]) -> bool:

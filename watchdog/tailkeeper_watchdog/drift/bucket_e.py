@@ -98,9 +98,13 @@ def bucket_baseline(
 
 
 def log_odds(histogram: Histogram, limit_s: float) -> float:
-    """Of a request being above ``limit_s``; half a request on each side keeps it finite."""
-    above = histogram.count - _count_up_to(histogram, limit_s)
-    return log((above + 0.5) / (histogram.count - above + 0.5))
+    """Of a request being above ``limit_s``; half a request on each side keeps it finite.
+
+    A page whose lower bucket rose by more than all of them says that none is above, and cannot end the tick.
+    """
+    count = histogram.count
+    above = min(count, max(0.0, count - _count_up_to(histogram, limit_s)))
+    return log((above + 0.5) / (count - above + 0.5))
 
 
 def _count_up_to(histogram: Histogram, limit_s: float) -> float:

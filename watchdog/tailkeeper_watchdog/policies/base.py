@@ -32,8 +32,7 @@ class Policy:
 
 def last_drained(before: Mapping[str, float], situation: Situation) -> dict[str, float]:
     """When each backend was last seen drained, with those that are now; monotonic seconds."""
-    now = situation.snapshot.now
-    return {**before, **{b.name: now for b in situation.snapshot.backends if situation.is_drained(b)}}
+    return {**before, **dict.fromkeys(situation.drained, situation.snapshot.now)}
 
 
 def has_a_drain(window: Window | None, drained_at: float | None, now: float) -> bool:

@@ -62,8 +62,9 @@ def decide(
     """The cache mode of each backend that is, or was a moment ago, short of memory."""
     offloads: dict[str, Offload] = {}
     desired: list[DesiredState] = []
+    heard = situation.heard
     for backend in situation.snapshot.backends:
-        name, seen = backend.name, situation.fresh(backend.name)
+        name, seen = backend.name, heard.get(backend.name)
         before = memory.offloads.get(name, _NONE)
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:  # unknown wants nothing; how long it was high or low begins anew

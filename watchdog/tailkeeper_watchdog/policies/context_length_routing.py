@@ -66,7 +66,8 @@ def decide(
     situation: Situation, params: ContextLengthRoutingParams, mode: Mode, memory: Memory
 ) -> tuple[Memory, tuple[DesiredState, ...]]:
     """A weight for each backend that is heard of and not nearly empty, and its usage as an annotation."""
-    seen = {b.name: s for b in situation.snapshot.backends if (s := situation.fresh(b.name)) is not None}
+    heard = situation.heard
+    seen = {b.name: s for b in situation.snapshot.backends if (s := heard.get(b.name)) is not None}
     usage = {name: u for name, s in seen.items() if (u := s.value(catalog.KV_USAGE.name)) is not None}
     given = {name: _followed(memory.given.get(name), used, situation.snapshot.now, params) for name, used in usage.items()}
     desired: list[DesiredState] = []
@@ -76,7 +77,7 @@ def decide(
             desired.append(_wish(seen[name], Knob.WEIGHT, weight, f"KV cache {used:.0%} in use", mode))
     note_mode = Mode.OBSERVE if mode is Mode.ADVISE else mode  # figures for routers are no advice to a person
     published = dict(memory.published)
-    for backend in situation.snapshot.backends:
+    for backend in situation.snapshot.backends if Knob.ANNOTATION in situation.knobs_told else ():
         name = backend.name
         if name in usage and situation.knob(backend, Knob.ANNOTATION) is not None:
             if not abs(usage[name] - published.get(name, inf)) < params.publish_step_ratio:

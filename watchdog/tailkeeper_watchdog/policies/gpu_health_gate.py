@@ -14,11 +14,11 @@ Heat and throttling are named as causes and change nothing by themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf, sqrt
 from statistics import median
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -80,8 +80,9 @@ class BreakerState(StrEnum):
     TRIAL = "trial"
 
 
-@dataclass(frozen=True, slots=True)
-class Breaker:
+class Breaker(NamedTuple):
+    """A tuple: one is made for each backend at each tick, and a dataclass takes three times as long."""
+
     state: BreakerState = BreakerState.CLOSED
     changed_at: float = 0.0
     failures_in_a_row: float = 0.0
@@ -158,22 +159,26 @@ def decide(
     new_breaker, new_baseline = Breaker(), KvBaseline()
     error_ratios = {name: e for name, w in situation.recent.items() if (e := w.failure_ratio) is not None}
     overall = median(error_ratios.values()) if error_ratios else None
+    heard, windows, recents = situation.heard, situation.windows, situation.recent
     for backend in situation.snapshot.backends:
-        seen = situation.fresh(backend.name)
-        breaker = memory.breakers.get(backend.name, new_breaker)
-        baseline = memory.kv.get(backend.name, new_baseline)
+        name = backend.name
+        seen = heard.get(name)
+        breaker = memory.breakers.get(name, new_breaker)
+        baseline = memory.kv.get(name, new_baseline)
         if seen is None:  # unknown wants nothing and changes nothing remembered
-            breakers[backend.name], baselines[backend.name] = breaker, baseline
+            breakers[name], baselines[name] = breaker, baseline
             continue
-        window = situation.windows.get(backend.name)
-        recent = situation.recent.get(backend.name)
-        peers = peers_error_ratio(error_ratios, backend.name, overall)
-        breaker = step_breaker(breaker, seen, recent, peers, params, now)
+        window, recent = windows.get(name), recents.get(name)
+        peers = overall if len(error_ratios) > EXACT_PEERS else peers_error_ratio(error_ratios, name, overall)
+        breaker = breakers[name] = step_breaker(breaker, seen, recent, peers, params, now)
         if seen.state.is_dead:
-            dead_at[backend.name] = now
-        step_time_s = None if now - dead_at.get(backend.name, -AFTERMATH_S) < AFTERMATH_S else _step_time_s(recent)
+            dead_at[name] = now
+        step_time_s = None if now - dead_at.get(name, -AFTERMATH_S) < AFTERMATH_S else _step_time_s(recent)
         miss = window.kv_miss_ratio if window else None
         worse_miss = miss if miss is not None and baseline.is_worse(miss) else None
+        baselines[name] = baseline if miss is None or worse_miss is not None else baseline.updated(miss, now)
+        if breaker.state is BreakerState.CLOSED and _looks_well(seen, step_time_s, window, worse_miss, params):
+            continue  # nearly all of a fleet
         wants = [
             *_dead(seen),
             *_breaker_wants(breaker, params),
@@ -181,10 +186,24 @@ def decide(
             *_lost_gpu(seen, recent, params),
             *_slow(seen, step_time_s, window, worse_miss, params),
         ]
-        breakers[backend.name] = breaker
-        baselines[backend.name] = baseline if miss is None or worse_miss is not None else baseline.updated(miss, now)
-        desired.extend(DesiredState(NAME, backend.name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
+        desired.extend(DesiredState(NAME, name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
     return Memory(breakers, baselines, dead_at), tuple(desired)
+
+
+def _looks_well(
+    seen: BackendObservation, step_s: float | None, window: Window | None, worse_miss: float | None, params: GpuHealthGateParams
+) -> bool:
+    """The cheap half of the question: whether it lives and nothing of it is over any limit, so that there is nothing to want."""
+    pressure = seen.value(catalog.VRAM_PRESSURE.name)
+    if seen.state.is_dead or worse_miss is not None or (pressure is not None and pressure > params.memory_pressure_limit_ratio):
+        return False
+    if step_s is not None and step_s > params.step_time_limit_s:
+        return False
+    for gpu in seen.gpus:
+        age_s = gpu.sample_age_s.value
+        if age_s is not None and age_s > params.gpu_missed_after_s:
+            return False
+    return not _breached(seen, window, worse_miss, params)
 
 
 def _dead(seen: BackendObservation) -> list[_Want]:
@@ -341,22 +360,22 @@ def step_breaker(
     new_errors = max(0.0, errors - breaker.errors_seen) if errors is not None and breaker.errors_seen is not None else 0.0
     unbroken = ok is not None and breaker.ok_seen is not None and new_ok == 0  # unseen successes break a row too
     in_a_row = breaker.failures_in_a_row + new_errors if unbroken else 0.0
-    if breaker.state is BreakerState.CLOSED:  # nearly all: spelt out, because replace() takes three times as long
+    if breaker.state is BreakerState.CLOSED:  # nearly all: spelt out, because _replace() takes three times as long
         tried = breaker.trial_ok, breaker.trial_errors
         breaker = Breaker(BreakerState.CLOSED, breaker.changed_at, in_a_row, ok, errors, *tried, breaker.why)
         return _maybe_open(breaker, recent, peers_error_ratio, params, now)
-    breaker = replace(breaker, ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
+    breaker = breaker._replace(ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
     if breaker.state is BreakerState.OPEN:
         if now - breaker.changed_at >= params.breaker_open_s and seen.state.takes_work:
-            return replace(breaker, state=BreakerState.TRIAL, changed_at=now, trial_ok=0, trial_errors=0)
+            return breaker._replace(state=BreakerState.TRIAL, changed_at=now, trial_ok=0, trial_errors=0)
         return breaker
-    trial = replace(breaker, trial_ok=breaker.trial_ok + new_ok, trial_errors=breaker.trial_errors + new_errors)
+    trial = breaker._replace(trial_ok=breaker.trial_ok + new_ok, trial_errors=breaker.trial_errors + new_errors)
     total = trial.trial_ok + trial.trial_errors
     if total < params.breaker_trial_requests:
         return trial
     if trial.trial_errors / total < params.breaker_close_error_ratio:
-        return replace(trial, state=BreakerState.CLOSED, changed_at=now, failures_in_a_row=0, why="")
-    return replace(trial, state=BreakerState.OPEN, changed_at=now, why="still failing on trial")
+        return trial._replace(state=BreakerState.CLOSED, changed_at=now, failures_in_a_row=0, why="")
+    return trial._replace(state=BreakerState.OPEN, changed_at=now, why="still failing on trial")
 
 
 def _maybe_open(
@@ -373,7 +392,7 @@ def _maybe_open(
         why = f"{failed / count:.0%} of {count:.0f} requests failed, peers at {peers_error_ratio:.1%}"
     else:
         return breaker
-    return replace(breaker, state=BreakerState.OPEN, changed_at=now, why=why)
+    return breaker._replace(state=BreakerState.OPEN, changed_at=now, why=why)
 
 
 def _finished(seen: BackendObservation) -> tuple[float | None, float | None]:

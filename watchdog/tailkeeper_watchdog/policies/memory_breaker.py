@@ -89,8 +89,9 @@ def decide(
     desired: list[DesiredState] = []
     now = situation.snapshot.now
     lowest = min(params.level1_ratio, params.level2_ratio)
+    heard = situation.heard
     for backend in situation.snapshot.backends:
-        name, seen = backend.name, situation.fresh(backend.name)
+        name, seen = backend.name, heard.get(backend.name)
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:
             continue

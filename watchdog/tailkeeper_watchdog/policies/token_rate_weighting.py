@@ -62,8 +62,7 @@ class TokenRateWeightingParams(Settings):
     """Generated within the window; fewer say little about speed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """The weight a backend has by this policy, when it was last corrected (monotonic seconds), and why it is what it is."""
 
     weight: float
@@ -117,9 +116,12 @@ def latency_penalty(p99_s: float, baseline_s: float) -> float:
 def composite_load(memory: float | None, kv_miss: float | None, active: float | None) -> float:
     """Load in [0, 1] from memory, KV misses and active requests, each a ratio; None counts for nothing."""
     load = 0.0
-    for share, value in ((MEMORY_SHARE, memory), (MISS_SHARE, kv_miss), (ACTIVE_SHARE, active)):
-        if value is not None:
-            load += share * min(1.0, max(0.0, value))
+    if memory is not None:
+        load += MEMORY_SHARE * min(1.0, max(0.0, memory))
+    if kv_miss is not None:
+        load += MISS_SHARE * min(1.0, max(0.0, kv_miss))
+    if active is not None:
+        load += ACTIVE_SHARE * min(1.0, max(0.0, active))
     return load
 
 
@@ -151,15 +153,20 @@ def decide(
 
 def _wishes(names: tuple[str, ...], given: Mapping[str, Given], situation: Situation, mode: Mode) -> Iterator[DesiredState]:
     """What stands, for those that are heard of now."""
+    heard = situation.heard
     for name in names:
         held = given.get(name)
-        if held is not None and held.weight < 1.0 and (seen := situation.fresh(name)) is not None:
+        if held is not None and held.weight < 1.0 and (seen := heard.get(name)) is not None:
             yield DesiredState(NAME, name, Knob.WEIGHT, round(held.weight, 4), held.why, mode, ("tokens",), seen.age_s)
+
+
+_NOT_GIVEN = Given(1.0, float("-inf"))
 
 
 def _corrected(before: Given | None, merit: _Merit, share: float, now: float, params: TokenRateWeightingParams) -> Given:
     """One step toward the share that is due, when a step is due."""
-    before = before or Given(1.0, float("-inf"))
+    if before is None:
+        before = _NOT_GIVEN
     if now - before.at < params.interval_s:
         return before
     missing = share - before.weight
@@ -186,9 +193,10 @@ def _shared_out(
     group: list[Backend], situation: Situation, drained_at: Mapping[str, float], params: TokenRateWeightingParams
 ) -> list[tuple[_Merit, float]]:
     """Each with its share of the best one's merit; nobody where fewer than two can be compared."""
-    fresh = [seen for b in group if (seen := situation.fresh(b.name)) is not None]
-    now = situation.snapshot.now
-    working = [s for s in fresh if not has_a_drain(situation.windows.get(s.backend), drained_at.get(s.backend), now)]
+    heard, windows, now = situation.heard, situation.windows, situation.snapshot.now
+    fresh = [seen for b in group if (seen := heard.get(b.name)) is not None]
+    # Nearly nobody was ever drained, and who was not has no drain in its window.
+    working = [s for s in fresh if (at := drained_at.get(s.backend)) is None or not has_a_drain(windows.get(s.backend), at, now)]
     speeds = [speed for seen in working if (speed := _speed(seen, situation, params)) is not None]
     if len(speeds) < 2:
         return []

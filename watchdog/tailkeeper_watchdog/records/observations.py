@@ -8,7 +8,7 @@ written, and a bucket is written as by how much it rose. Keys are one letter, be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from operator import add, sub
 from typing import Any, get_type_hints
@@ -74,7 +74,7 @@ def _histograms(seen: Mapping[str, Histogram], before: Mapping[str, Histogram]) 
     return ({"h": written} if written else {}) | ({"hx": gone} if gone else {})
 
 
-def _rises(before: tuple[float, ...], counts: tuple[float, ...]) -> list[int] | None:
+def _rises(before: Sequence[float], counts: Sequence[float]) -> list[int] | None:
     """By how much each bucket rose, where that is whole and gives back exactly these counts."""
     rises = list(map(int, map(sub, counts, before)))
     return rises if tuple(map(add, before, rises)) == counts else None

@@ -7,7 +7,7 @@ records outlive added fields. Not tolerant of nonsense: a value that cannot be o
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -18,21 +18,59 @@ from tailkeeper_exporter.readings import Reading, Status
 
 def to_plain(value: Any) -> Any:
     """``value`` as JSON can hold it: fields at their default left out, sets as sorted lists, other keys than texts as pairs."""
-    if isinstance(value, Reading):
-        return [value.status.value, value.value, value.taken_s, value.reason] if value.reason else _short(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(v) for f in fields(value) if not _is_default(f, v := getattr(value, f.name))}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {str(key): to_plain(inner) for key, inner in value.items()}
-        return [[to_plain(key), to_plain(inner)] for key, inner in value.items()]
-    if isinstance(value, (set, frozenset)):
-        return sorted((to_plain(inner) for inner in value), key=repr)
-    if isinstance(value, (list, tuple)):
-        return [to_plain(inner) for inner in value]
-    return value
+    kind: type = type(value)
+    return value if kind in _ATOMS else _writer(kind)(value)
+
+
+_ATOMS = frozenset({str, float, int, bool, type(None)})
+_NO_DEFAULT = object()
+
+
+@cache
+def _writer(kind: type) -> Callable[[Any], Any]:
+    """How values of a type are written. Asked of each type once: tens of values of a handful of types are written a backend."""
+    if issubclass(kind, Reading):
+        return _of_reading
+    if is_dataclass(kind):
+        return _of_dataclass(kind)
+    if issubclass(kind, Enum):
+        return lambda value: value.value
+    if issubclass(kind, Mapping):
+        return _of_mapping
+    if issubclass(kind, (set, frozenset)):
+        return lambda value: sorted((to_plain(inner) for inner in value), key=repr)
+    if issubclass(kind, (list, tuple)):
+        return lambda value: [to_plain(inner) for inner in value]
+    return lambda value: value
+
+
+def _of_dataclass(kind: type) -> Callable[[Any], Any]:
+    defaults = [(field.name, _default(field)) for field in fields(kind)]
+
+    def write(value: Any) -> dict[str, Any]:
+        line = {}
+        for name, default in defaults:
+            inner = getattr(value, name)
+            if type(inner) is not type(default) or not bool(inner == default):
+                line[name] = to_plain(inner)
+        return line
+
+    return write
+
+
+def _default(field: Field[Any]) -> Any:
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return _NO_DEFAULT if default is MISSING else default
+
+
+def _of_mapping(value: Mapping[Any, Any]) -> Any:
+    if all(isinstance(key, str) for key in value):
+        return {str(key): to_plain(inner) for key, inner in value.items()}
+    return [[to_plain(key), to_plain(inner)] for key, inner in value.items()]
+
+
+def _of_reading(reading: Reading[Any]) -> list[Any]:
+    return [reading.status.value, reading.value, reading.taken_s, reading.reason] if reading.reason else _short(reading)
 
 
 def _short(reading: Reading[Any]) -> list[Any]:
@@ -45,11 +83,6 @@ def _reading(value: Any) -> Reading[Any]:
         return Reading(Status.PRESENT, *value)
     status, inner, taken_s, reason = value
     return Reading(Status(status), inner, taken_s, reason)
-
-
-def _is_default(field: Field[Any], value: Any) -> bool:
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
-    return default is not MISSING and type(default) is type(value) and bool(default == value)
 
 
 @cache

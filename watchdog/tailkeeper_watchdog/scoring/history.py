@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.model import BackendObservation
-from tailkeeper_watchdog.window import OUTCOME_SLOT, Sample, Window
+from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Sample, Window, packed
 
 WINDOW_S = 60.0
 RECENT_S = 10.0
@@ -23,11 +24,12 @@ _COUNTERS = (
     catalog.KV_QUERIES.name,
     catalog.KV_HITS.name,
 )
+_WITH_BUCKETS = frozenset(SIGNAL_HISTOGRAM.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class History:
-    """Samples of one backend, oldest first. The last is always the newest seen."""
+    """Samples of one backend, oldest first. The last is always the newest seen. Not frozen, as a sample is not."""
 
     samples: tuple[Sample, ...] = ()
     anew: bool = False
@@ -35,12 +37,18 @@ class History:
 
 
 def take_sample(seen: BackendObservation, now: float) -> Sample:
-    readings, counters = seen.readings, {}
-    for name in _COUNTERS:
-        reading = readings.get(name)
-        if reading is not None and (value := reading.value) is not None:
-            counters[name] = value
-    return Sample(now, counters, seen.histograms)
+    readings = seen.readings
+    counters = {
+        name: value for name in _COUNTERS if (reading := readings.get(name)) is not None and (value := reading.value) is not None
+    }
+    kept: dict[str, Histogram] = {}
+    totals: dict[str, tuple[float, float]] = {}
+    for name, histogram in seen.histograms.items():
+        if name in _WITH_BUCKETS:
+            kept[name] = packed(histogram)
+        else:
+            totals[name] = histogram.count, histogram.sum
+    return Sample(now, counters, kept, totals)
 
 
 def add(history: History, sample: Sample) -> History:

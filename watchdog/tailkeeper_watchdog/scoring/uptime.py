@@ -17,9 +17,13 @@ Bin = tuple[float, float, float]
 _SAYS_NOTHING = (State.UNKNOWN, State.STARTING, State.MISCONFIGURED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Uptime:
-    """``minutes`` that are over, oldest first, 60 or so, with their sums: most ticks only add to the one that runs."""
+    """``minutes`` that are over, oldest first, 60 or so, with their sums: most ticks only add to the one that runs.
+
+    Nobody changes it. It is not frozen, because to make a frozen one takes three times as long, and each backend has a new one at
+    each tick.
+    """
 
     minutes: tuple[Bin, ...] = ()
     running: Bin | None = None

@@ -75,7 +75,8 @@ class SloBook:
         """Count one tick."""
         snapshot = situation.snapshot
         now, wall = snapshot.now, snapshot.time_unix_s
-        fresh = {b.name: seen for b in snapshot.backends if (seen := situation.fresh(b.name)) is not None}
+        heard = situation.heard
+        fresh = {b.name: seen for b in snapshot.backends if (seen := heard.get(b.name)) is not None}
         self._cover(len(fresh) / len(snapshot.backends) if snapshot.backends else 0.0, now, wall)
         self._count_records(situation.records, now, wall)
         if now - self._compared_at >= COUNTED_EVERY_S:

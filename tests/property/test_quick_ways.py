@@ -1,0 +1,191 @@
+"""What is done the quick way for thousands of backends gives what the plain way gives."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram, absent, bucket_quantile, present
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.model import (
+    Backend,
+    BackendObservation,
+    FleetSnapshot,
+    GpuObservation,
+    Knob,
+    Lease,
+    Outcome,
+    Situation,
+    Slo,
+    Target,
+)
+from tailkeeper_watchdog.plan import _adopted, adopted
+from tailkeeper_watchdog.policies import gpu_health_gate
+from tailkeeper_watchdog.window import Sample, Window, packed
+
+NAMES = ("a", "b", "c")
+STALE_AFTER_S = 3.0
+AGES = st.none() | st.sampled_from([0.0, 2.9, 3.0, 3.1]) | st.floats(0, 10)
+OBSERVATIONS = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.builds(lambda state, age: BackendObservation("x", state, age), st.sampled_from(State), AGES),
+)
+TARGETS = st.builds(Target, st.sampled_from(["g", "h"]), st.sampled_from(["s", "t"]), st.sampled_from(["p", "q"]))
+
+
+def situation_of(observations: dict[str, BackendObservation]) -> Situation:
+    snapshot = FleetSnapshot(1, 100.0, 1e9, tuple(map(Backend, NAMES)), observations)
+    return Situation(snapshot, {}, {}, {}, Slo(), STALE_AFTER_S)
+
+
+@given(OBSERVATIONS)
+def test_who_is_heard_is_everyone_whose_evidence_is_fresh_and_says_something(seen: dict[str, BackendObservation]) -> None:
+    situation = situation_of(seen)
+    for name in NAMES:
+        it = seen.get(name)
+        stale = it is None or it.age_s is None or it.age_s > STALE_AFTER_S or it.state is State.UNKNOWN
+        assert situation.fresh(name) is (None if stale else it)
+
+
+def test_what_was_worked_out_of_a_situation_is_not_taken_along_by_another_one() -> None:
+    before = situation_of({"a": BackendObservation("a", State.SERVING, 0.0)})
+    assert before.fresh("a") is not None
+    after = replace(before, snapshot=replace(before.snapshot, observations={}))
+    assert after.fresh("a") is None
+    target = Target("g", "a", "p")
+    backend = Backend("a", targets=(target,))
+    in_pool = replace(before, snapshot=replace(before.snapshot, backends=(backend,)))
+    assert (in_pool.drained, in_pool.knob(backend, Knob.WEIGHT)) == (frozenset(), None)
+    drained = replace(in_pool, actual={target: {Knob.ADMISSION: "drain", Knob.WEIGHT: 1.0}})
+    assert drained.drained == {"a"}
+    assert drained.knob(backend, Knob.WEIGHT) is not None
+
+
+def test_an_observation_of_another_age_is_the_same_in_everything_else() -> None:
+    histogram = Histogram((1.0,), (1.0,), 1.0)
+    read = {"r": present(1.0, 0.0)}
+    seen = BackendObservation("a", State.BUSY, 1.0, "e", read, {"h": histogram}, (), ("why",), frozenset({"m"}))
+    default = BackendObservation("", State.UNKNOWN, None)
+    told = [f.name for f in fields(seen) if getattr(seen, f.name) != getattr(default, f.name) or f.name == "gpus"]
+    assert told == [f.name for f in fields(seen)], "give the new field a value here, and see that at_age keeps it"
+    assert seen.at_age(2.0) == replace(seen, age_s=2.0)
+
+
+COUNTS = st.lists(st.integers(0, 50) | st.floats(0, 1e6), min_size=4, max_size=4).map(tuple)
+BOUNDS_S = (0.1, 1.0, 10.0, float("inf"))
+
+
+@given(COUNTS, COUNTS, st.sampled_from([0.5, 0.95, 0.99]))
+def test_packed_buckets_say_what_scattered_ones_say(before: tuple[float, ...], after: tuple[float, ...], q: float) -> None:
+    name = catalog.TTFT.name
+    first, last = Histogram(BOUNDS_S, before, 1.0), Histogram(BOUNDS_S, after, 3.0)
+    plain, kept = ({name: h} for h in (first, last)), ({name: packed(h)} for h in (first, last))
+    one, other = (Window(Sample(0.0, {}, start), Sample(9.0, {}, end)) for start, end in (plain, kept))
+    rise = last.minus(first)
+    assert other.quantile("ttft", q) == one.quantile("ttft", q) == (None if rise is None else bucket_quantile(rise, q))
+    assert other.mean_s(name) == one.mean_s(name)
+
+
+@given(COUNTS, COUNTS)
+def test_two_readings_rose_exactly_where_something_can_be_told_between_them(
+    before: tuple[float, ...], after: tuple[float, ...]
+) -> None:
+    first, last = (BucketReading(at, Histogram(BOUNDS_S, counts, 1.0)) for at, counts in ((0.0, before), (9.0, after)))
+    assert _rose(first, last) == (_between(first, last) is not None)
+
+
+def lease_of(number: int, backend: str, target: Target) -> Lease:
+    return Lease(number, backend, target, Knob.WEIGHT, "p", 1.0, 0.5, "", 0.0, 1.0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), TARGETS), max_size=4),
+    st.lists(st.lists(TARGETS, max_size=3).map(tuple), min_size=3, max_size=3),
+)
+def test_leases_are_adopted_as_if_each_were_looked_up(held: list[tuple[str, Target]], targets: list[tuple[Target, ...]]) -> None:
+    backends = tuple(Backend(name, targets=of_it) for name, of_it in zip(NAMES, targets, strict=True))
+    leases = tuple(lease_of(number, *of_it) for number, of_it in enumerate(held))
+    owners: dict[tuple[str, str], dict[str, Target]] = {}
+    for backend in backends:
+        for target in backend.targets:
+            owners.setdefault((target.gateway, target.server), {})[backend.name] = target
+    looked_up = tuple(_adopted(lease, owners.get((lease.target.gateway, lease.target.server), {})) for lease in leases)
+    assert adopted(leases, backends) == looked_up
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["intend", "confirm", "renew", "reverts", "end"]), st.integers(0, 2), st.sampled_from([0.0, 0.5, 1.0])
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_leases_that_were_read_before_are_those_in_the_file(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, float]]
+) -> None:
+    path = Path(tmp_path_factory.mktemp("ledger")) / "ledger.db"
+    ledger, other = Ledger(path), Ledger(path)
+    for at, (what, which, value) in enumerate(steps):
+        leases = ledger.leases()
+        lease = leases[which % len(leases)] if leases else None
+        if what == "intend" or lease is None:
+            target = Target("g", NAMES[which], "p")
+            ledger.intend(NAMES[which], target, Knob.WEIGHT, "policy", 1.0, value, "why", float(at), at + 60.0)
+        elif what == "confirm":
+            ledger.confirm(lease.id, value)
+        elif what == "renew":
+            other.renew(lease.id, at + 60.0)  # another writer's word counts as well
+        elif what == "reverts":
+            ledger.note_reverts(lease.id, 1)
+        else:
+            ledger.end(lease.id, Outcome.RELEASED, float(at))
+        fresh = Ledger(path)
+        assert ledger.leases() == fresh.leases()
+        fresh.close()
+    other.close()
+    ledger.close()
+
+
+RATIOS = st.none() | st.floats(0, 1)
+
+
+@given(
+    st.sampled_from(State),
+    RATIOS,
+    st.lists(st.tuples(st.none() | st.floats(0, 9), RATIOS, RATIOS, RATIOS), max_size=2),
+    RATIOS,
+    RATIOS,
+)
+def test_of_what_looks_well_the_health_gate_wants_nothing(
+    state: State, pressure: float | None, devices: list[tuple[float | None, ...]], step_s: float | None, miss: float | None
+) -> None:
+    gate, params = gpu_health_gate, gpu_health_gate.GpuHealthGateParams()
+    readings = {} if pressure is None else {catalog.VRAM_PRESSURE.name: present(pressure, 0.0)}
+    seen = BackendObservation("a", state, 0.0, None, readings, gpus=tuple(gpu_of(i, *told) for i, told in enumerate(devices)))
+    wants = [
+        *gate._dead(seen),
+        *gate._pressure(seen, None, 1.0, params),
+        *gate._lost_gpu(seen, None, params),
+        *gate._slow(seen, step_s, None, miss, params),
+    ]
+    if gate._looks_well(seen, step_s, None, miss, params):
+        assert not wants
+    elif miss is None:
+        assert wants
+
+
+def gpu_of(
+    number: int, age: float | None, fragmentation: float | None, nvlink: float | None, pcie: float | None
+) -> GpuObservation:
+    age_s, spread, link, bus = (absent() if v is None else present(v, 0.0) for v in (age, fragmentation, nvlink, pcie))
+    return GpuObservation(str(number), age_s, absent(), absent(), absent(), spread, bus, link, absent())
