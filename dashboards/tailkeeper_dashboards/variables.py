@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import VariableHide, VariableOption, VariableRefresh, VariableSort
 
-from tailkeeper_alerts.promql import CLUSTER, by, eq, series
+from tailkeeper_alerts.promql import CLUSTER, by, eq, not_regex, series
 from tailkeeper_dashboards.panels import PROMETHEUS
 from tailkeeper_dashboards.queries import IN_BACKENDS, IN_CLUSTER
 from tailkeeper_dashboards.style import BLUE, ORANGE
@@ -22,6 +22,9 @@ LISTS = (
     ("canary", "Canary", REQUESTS, CANARY),
 )
 """Name, title, and the series and label whose values are offered."""
+BY_SMALL_STEPS = "token_rate_weighting|context_length_routing|adaptive_batch_window|return"
+"""Policies that move a weight or a limit a little at every tick: a hundred lines on a board say nothing, and where the weights and
+limits stand is on the boards themselves."""
 
 
 def shared_variables(shown: frozenset[str]) -> tuple[Variable, ...]:
@@ -55,7 +58,9 @@ def _values(metric: Metric, label: Label, name: str, title: str) -> dashboard.Qu
 def shared_annotations() -> tuple[dashboard.AnnotationQuery, ...]:
     """Alerts in orange, our own changes in blue."""
     firing = f'ALERTS{{alertstate="firing",{IN_CLUSTER.text},{IN_BACKENDS.text}}}'
-    applied = f"increase({series(DECISIONS, eq(VERDICT, 'applied'), IN_CLUSTER)}[$__rate_interval])"
+    applied = (
+        f"increase({series(DECISIONS, eq(VERDICT, 'applied'), not_regex(POLICY, BY_SMALL_STEPS), IN_CLUSTER)}[$__rate_interval])"
+    )
     changed = f"{by('sum', (POLICY, KNOB), applied)} > 0"
     return (_annotation("Alerts", firing, ORANGE), _annotation("Our changes", changed, BLUE))
 
