@@ -23,8 +23,8 @@ LISTS = (
 )
 """Name, title, and the series and label whose values are offered."""
 BY_SMALL_STEPS = "token_rate_weighting|context_length_routing|adaptive_batch_window|return"
-"""Policies that move a weight or a limit a little at every tick: a hundred lines on a board say nothing, and where the weights and
-limits stand is on the boards themselves."""
+"""Policies that move a weight or a limit a little at every tick: a hundred lines on a board say nothing, and where the
+weights and limits stand is on the boards themselves."""
 
 
 def shared_variables(shown: frozenset[str]) -> tuple[Variable, ...]:
