@@ -239,6 +239,9 @@ def generate(
     alertmanager: Annotated[
         bool, typer.Option("--alertmanager", help="Only Alertmanager's files, from receivers.yaml under the folder.")
     ] = False,
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="Take the SLO, weights and addresses from this configuration file.")
+    ] = None,
 ) -> None:
     """Write dashboards, rules, the Alertmanager configuration and the metric documentation."""
     from tailkeeper.files import differences, write
@@ -251,7 +254,8 @@ def generate(
         receivers = receivers_in(base)
     except ReceiverFileError as error:
         fail(USAGE, *str(error).splitlines())
-    rendered = render_alertmanager(receivers) if alertmanager else _all_documents(receivers)
+    loaded = None if config is None else _load(config)
+    rendered = render_alertmanager(receivers) if alertmanager else _all_documents(receivers, loaded)
     if check:
         wrong = differences(rendered, base)
         if wrong:
@@ -263,12 +267,12 @@ def generate(
     typer.echo(f"{len(rendered)} files written under {base}")
 
 
-def _all_documents(receivers: Receivers) -> dict[str, str]:
+def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str]:
     try:
         from tailkeeper.generate import documents
     except ImportError as error:
         _need("dashboards", error)
-    return documents(receivers)
+    return documents(receivers, config)
 
 
 @app.command("notify-test")

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailkeeper_alerts.model import FLEET_BOARD_UID
+from tailkeeper_alerts.model import BACKEND_BOARD_UID, FLEET_BOARD_UID, ROOT_CAUSE_BOARD_UID, WATCHDOG_BOARD_UID
 
 FLEET_UID = FLEET_BOARD_UID
-ROOT_CAUSE_UID = "tailkeeper-root-cause"
-BACKEND_UID = "tailkeeper-backend"
+ROOT_CAUSE_UID = ROOT_CAUSE_BOARD_UID
+BACKEND_UID = BACKEND_BOARD_UID
 GPU_UID = "tailkeeper-gpu"
 CANARY_UID = "tailkeeper-canary"
 HEALING_UID = "tailkeeper-healing"
 CAPACITY_UID = "tailkeeper-capacity"
-WATCHDOG_UID = "tailkeeper-watchdog"
+WATCHDOG_UID = WATCHDOG_BOARD_UID
 
 NAMES: dict[str, str] = {
     FLEET_UID: "Fleet SLA",
