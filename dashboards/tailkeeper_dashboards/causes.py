@@ -67,7 +67,8 @@ def _one_bar_each() -> tuple[DataTransformerConfig, ...]:
         "binary": {"left": "Duration", "operator": "/", "right": str(NS_PER_S)},
         "replaceFields": False,
     }
-    names = {"name": "stage", THIS: THIS, "Value #B": MEDIAN, "Value #C": TAIL}
+    # Tempo's column `name` is shown as Name, and transformations go by what is shown.
+    names = {"Name": "stage", THIS: THIS, "Value #B": MEDIAN, "Value #C": TAIL}
     organize = {"excludeByName": {}, "indexByName": {name: i for i, name in enumerate(names)}, "renameByName": names}
     return (
         DataTransformerConfig(id_val="merge", options={}),
