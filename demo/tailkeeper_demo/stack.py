@@ -57,8 +57,12 @@ def start(
     rules: Mapping[str, str],
     mix: Mix = Mix.ONLINE,
     policies: Policies = ENFORCED,
+    otlp: str | None = None,
 ) -> Addresses:
-    """Start everything and wait until each part answers. ``rules`` are Prometheus rule files by name."""
+    """Start everything and wait until each part answers.
+
+    ``rules`` are Prometheus rule files by name. ``otlp`` is where spans and logs go, None for nowhere.
+    """
     admin, engines = _start_fleet(processes, folder, seed)
     engines = [engine | {"tap": f"127.0.0.1:{free_port()}"} for engine in engines]
     gateway_url, gateway, server_prefix = _start_gateway(processes, folder, engines)
@@ -68,6 +72,8 @@ def start(
     config["policies"] = {name: dict(given) for name, given in policies.items()}
     if mix is not Mix.ONLINE:
         config["watchdog"]["baselines"] = None  # It knows users' traffic alone, and would take a batch's long prompts for drift.
+    if otlp is not None:
+        config["exporter"]["otlp"] = config["watchdog"]["otlp"] = {"endpoint": otlp, "logs": True}
     (folder / "tailkeeper.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     tailkeeper = [sys.executable, "-m", "tailkeeper.cli"]
     processes.start("exporter", [*tailkeeper, "exporter", "-c", "tailkeeper.yaml", "--log-format", "json"])
