@@ -4,9 +4,11 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+HARNESS := tools/board_harness
+PAGE := $(HARNESS)/dist/main.js
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate fuzz soak compose-check bench clean
+.PHONY: help demo test unit check generate board-harness boards fuzz soak compose-check bench clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -18,10 +20,20 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
+# Node comes as a wheel, so that any system has a recent one.
+$(HARNESS)/node_modules/.ready: $(HARNESS)/package-lock.json | $(READY)
+	@echo "installing the board harness's Node packages (once, about a minute) ..."
+	@cd $(HARNESS) && PATH="$(CURDIR)/$(BIN):$$PATH" npm ci --ignore-scripts --silent
+	@touch $@
+
+$(PAGE): $(HARNESS)/node_modules/.ready $(HARNESS)/build.mjs $(HARNESS)/index.html $(shell find $(HARNESS)/src -type f)
+	@cd $(HARNESS) && PATH="$(CURDIR)/$(BIN):$$PATH" node build.mjs
+
 demo: $(READY) ## A simulated fleet, a fault, and Tailkeeper at work; console on http://127.0.0.1:8088.
 	@$(BIN)/tailkeeper demo $(ARGS)
 
 test: unit ## All tests; those that need a real program are skipped where it is missing.
+	@$(MAKE) --no-print-directory board-harness || echo "make: the board harness is not there; its tests are skipped" >&2
 	@$(BIN)/python -m pytest -n 2 tests/contract $(ARGS)
 	@$(BIN)/python -m pytest tests/loopback tests/e2e $(ARGS)
 
@@ -38,6 +50,11 @@ check: $(READY) ## Lint, types, layers, and whether generated files are as commi
 
 generate: $(READY) ## Write dashboards, rules, Alertmanager configuration and metric docs.
 	@$(BIN)/tailkeeper generate
+
+board-harness: $(PAGE) ## The page that draws boards in Chromium: Node packages and build, once.
+
+boards: $(READY) $(PAGE) ## Pictures of all boards from the demo under faults, into docs/images/boards/. Four minutes.
+	@$(BIN)/python -m tools.boards.shoot $(ARGS)
 
 fuzz: $(READY) ## A minute of mutated metrics pages: no crash, no hang, no growth.
 	@$(BIN)/python -m tests.fuzz.fuzz_pages --seconds 60 $(ARGS)
@@ -57,4 +74,4 @@ bench: $(READY) ## The project's own benchmarks, as JSON.
 	@$(BIN)/tailkeeper bench drift --json
 
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(HARNESS)/node_modules $(HARNESS)/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
