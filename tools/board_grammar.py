@@ -24,6 +24,7 @@ HARNESS = Path(__file__).parent / "board_harness"
 LIMIT_S = 60.0
 STAND_INS = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h", "$__auto": "1m"}
 _LANGUAGES = {"prometheus": "promql", "loki": "logql", "tempo": "traceql"}
+_STRING_OR_VARIABLE = re.compile(r"""("(?:[^"\\]|\\.)*"|`[^`]*`)|\$\{?[a-zA-Z_]\w*(?::\w+)?\}?""")
 NOT_INSTALLED = "the grammars are not installed; make board-harness"
 
 
@@ -56,9 +57,10 @@ def _expression(where: str, source: dict[str, Any], target: dict[str, Any]) -> I
 
 
 def _filled(text: str) -> str:
+    """Grafana's own variables as durations; a board's own that stands outside strings is a number there."""
     for name, stand_in in STAND_INS.items():
         text = text.replace(f"${{{name[1:]}}}", stand_in).replace(name, stand_in)
-    return text
+    return _STRING_OR_VARIABLE.sub(lambda match: match[0] if match[1] else "1", text)
 
 
 def node() -> str:

@@ -58,10 +58,12 @@ def start(
     mix: Mix = Mix.ONLINE,
     policies: Policies = ENFORCED,
     otlp: str | None = None,
+    revisions: Mapping[str, str] | None = None,
 ) -> Addresses:
     """Start everything and wait until each part answers.
 
     ``rules`` are Prometheus rule files by name. ``otlp`` is where spans and logs go, None for nowhere.
+    ``revisions`` are the canary revisions of backends by name.
     """
     admin, engines = _start_fleet(processes, folder, seed)
     engines = [engine | {"tap": f"127.0.0.1:{free_port()}"} for engine in engines]
@@ -72,6 +74,9 @@ def start(
     config["policies"] = {name: dict(given) for name, given in policies.items()}
     if mix is not Mix.ONLINE:
         config["watchdog"]["baselines"] = None  # It knows users' traffic alone, and would take a batch's long prompts for drift.
+    for backend in config["backends"]:
+        if (revision := (revisions or {}).get(backend["name"])) is not None:
+            backend["labels"] = {"canary_revision": revision}
     if otlp is not None:
         config["exporter"]["otlp"] = config["watchdog"]["otlp"] = {"endpoint": otlp, "logs": True}
     (folder / "tailkeeper.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -257,6 +262,7 @@ def _start_prometheus(
     }
     if alertmanager is not None:
         target = alertmanager.removeprefix("http://")
+        config["scrape_configs"].append({"job_name": "alertmanager", "static_configs": [{"targets": [target]}]})
         config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [target]}]}]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     flags = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={folder / 'prometheus'}"]

@@ -73,7 +73,12 @@ def test_stages_pass_the_lines_they_name_newest_first(sent: Store, query: str, f
         '{a="b"} | c =~ 1',
         '{a="b"} |~ "("',
         '{a="b"} | line_format "{{.x | upper}}"',
-        'quantile_over_time(0.9, {a="b"} | unwrap c [5m])',
+        'quantile_over_time({a="b"} | unwrap c [5m])',
+        'quantile_over_time(2, {a="b"} | unwrap c [5m])',
+        'avg_over_time({a="b"}[5m])',
+        'count_over_time({a="b"} | unwrap c [5m])',
+        '{a="b"} | unwrap c',
+        'stddev_over_time({a="b"} | unwrap c [5m])',
         'count_over_time({a="b"})',
         'sum by (x) (rate({a="b"}[5m])) / 2',
         '{a="b"} [5m]',
@@ -132,6 +137,23 @@ def test_lines_are_counted_by_labels_over_a_range(sent: Store) -> None:
     series = loki.query_range(sent, {"query": f"count(rate({TAP}[4s]))", **WHOLE, "step": "2s"})["data"]
     assert series["resultType"] == "matrix"
     assert [value for _, value in series["result"][0]["values"]] == ["1", "2", "1", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        ("quantile_over_time(0.5, ", "0.2"),
+        ("max_over_time(", "4"),
+        ("sum_over_time(", "4.4"),
+        ("quantile_over_time(0.75, ", "2.1"),
+    ],
+)
+def test_the_numbers_of_a_label_are_taken_over_a_range(sent: Store, function: str, value: str) -> None:
+    query = f"{function}{TAP} | unwrap tailkeeper_ttft_s [1m]) by (service_name)"
+    result = loki.query_instant(sent, {"query": query, "time": str(AT_S + 30)})["data"]["result"]
+    assert [(one["metric"], one["value"][1]) for one in result] == [({"service_name": "tailkeeper-tap"}, value)]
+    other = loki.query_instant(sent, {"query": query.replace("ttft_s", "backend"), "time": str(AT_S + 30)})
+    assert other["data"]["result"] == [], "what is no number has no value"
 
 
 def test_lines_alone_are_no_instant_query(sent: Store) -> None:

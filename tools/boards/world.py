@@ -27,6 +27,8 @@ PROVISIONED = Path(__file__).parents[2] / "deploy/grafana/provisioning/datasourc
 SCRAPE_S = 1.0
 """The demo's Prometheus scrapes once a second."""
 SEED = 7
+REVISIONS = {"sim-a": "v1", "sim-b": "v1", "sim-c": "v2", "sim-d": "v1"}
+"""The one whose GPU is made too hot is the canary: then something is to be seen of it."""
 SPANS_S = 30.0
 """Spans are sent a second later; this is for a loaded machine."""
 AROUND_MS = 240_000
@@ -78,7 +80,7 @@ def demo(folder: Path) -> Iterator[World]:
     processes = Processes(folder)
     with doubles() as telemetry, httpx.Client(timeout=5.0, trust_env=False) as client:
         try:
-            addresses = start(processes, folder, free_port(), SEED, rules, otlp=telemetry.url)
+            addresses = start(processes, folder, free_port(), SEED, rules, otlp=telemetry.url, revisions=REVISIONS)
             yield World(addresses, telemetry, folder, client)
         finally:
             processes.stop()

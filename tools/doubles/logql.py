@@ -4,7 +4,8 @@ After Loki's documentation ("Log queries", "Metric queries"): ``{service_name="x
 Regular expressions match a label's whole value, in a line filter a part of the line. A label that a line does not have is the
 empty text. ``| json`` makes labels of the line's fields (nested ones with underscores); one that is there already gets
 ``_extracted``.
-Metric queries: ``count_over_time`` and ``rate`` over a range, and ``sum``, ``min``, ``max`` and ``count`` with ``by`` over them.
+Metric queries: ``count_over_time`` and ``rate`` over a range, a label's numbers by ``unwrap`` in ``OVER_TIME`` and
+``quantile_over_time``, and ``sum``, ``min``, ``max`` and ``count`` with ``by`` over them.
 Everything else is refused by name: an empty answer that only says "the double cannot" would pass for "there is none".
 """
 
@@ -29,6 +30,13 @@ _TOKEN = re.compile(
 _NUMBERS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 FOLDS: dict[str, Callable[[Sequence[float]], float]] = {"sum": sum, "min": min, "max": max, "count": len}
 RANGES = ("count_over_time", "rate")
+OVER_TIME: dict[str, Callable[[Sequence[float]], float]] = {
+    "sum_over_time": sum,
+    "min_over_time": min,
+    "max_over_time": max,
+    "avg_over_time": lambda values: sum(values) / len(values),
+}
+QUANTILE = "quantile_over_time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,10 @@ Holds: TypeAlias = Callable[[Line], bool]
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Lines that pass every stage."""
+    """Lines that pass every stage. ``unwrap`` is the label whose number is a line's value."""
 
     stages: tuple[Stage, ...]
+    unwrap: str | None = None
 
     def of(self, row: LogRow) -> Line | None:
         line: Line | None = Line(row, row.line)
@@ -63,14 +72,19 @@ class LogQuery:
             line = stage(line) if line is not None else None
         return line
 
+    def number_of(self, line: Line) -> float | None:
+        """What ``unwrap`` finds in a line; 1 without it, so that lines can be counted."""
+        return 1.0 if self.unwrap is None else _number(line.label(self.unwrap))
+
 
 @dataclass(frozen=True, slots=True)
 class RangeQuery:
-    """``function`` over the lines of the last ``range_s`` seconds."""
+    """``fold`` over the numbers of the lines of the last ``range_s`` seconds, by the labels ``by`` or by all."""
 
-    function: str
+    fold: Callable[[Sequence[float]], float]
     query: LogQuery
     range_s: float
+    by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,8 @@ def parse(text: str) -> LogQuery | Metric:
 
 def _whole(cursor: Cursor) -> LogQuery | Metric:
     found = _log_query(cursor) if cursor.here.text == "{" else _metric(cursor)
+    if isinstance(found, LogQuery) and found.unwrap is not None:
+        raise QueryError("parse error: unwrap stands in a range alone, such as avg_over_time({…} | unwrap label [5m])")
     if cursor.here.kind != "end":
         raise QueryError(f"this double of Loki does not know what begins with {cursor.here.text!r} at character {cursor.here.at}")
     return found
@@ -102,18 +118,44 @@ def _whole(cursor: Cursor) -> LogQuery | Metric:
 
 def _metric(cursor: Cursor) -> Metric:
     name = cursor.kind("name").text
-    if name in RANGES:
-        cursor.expect("(")
-        query, window = _log_query(cursor), cursor.kind("range")
-        cursor.expect(")")
-        return RangeQuery(name, query, seconds(window.text))
+    if name in (*RANGES, *OVER_TIME, QUANTILE):
+        return _range(name, cursor)
     if name not in FOLDS:
-        raise QueryError(f"{name}: this double of Loki knows {', '.join((*RANGES, *FOLDS))}")
+        raise QueryError(f"{name}: this double of Loki knows {', '.join((*RANGES, *OVER_TIME, QUANTILE, *FOLDS))}")
     by = _by(cursor)
     cursor.expect("(")
     inner = _metric(cursor)
     cursor.expect(")")
     return Fold(name, by or _by(cursor), inner)
+
+
+def _range(name: str, cursor: Cursor) -> RangeQuery:
+    cursor.expect("(")
+    share = float(cursor.kind("number").text) if name == QUANTILE else 0.0
+    if name == QUANTILE:
+        cursor.expect(",")
+    query, range_s = _log_query(cursor), seconds(cursor.kind("range").text)
+    cursor.expect(")")
+    if (query.unwrap is None) is not (name in RANGES):
+        raise QueryError(f"{name}: {'takes lines and no' if name in RANGES else 'needs'} '| unwrap label'")
+    if name == QUANTILE and not 0 <= share <= 1:
+        raise QueryError(f"{name}: {share:g} is not a share; 0 to 1 are allowed")
+    by = _by(cursor) if name not in RANGES else ()
+    folds = {
+        "count_over_time": sum,
+        "rate": lambda values: sum(values) / range_s,
+        QUANTILE: lambda values: _quantile(share, values),
+        **OVER_TIME,
+    }
+    return RangeQuery(folds[name], query, range_s, by)
+
+
+def _quantile(share: float, values: Sequence[float]) -> float:
+    """Between the two nearest, by distance, as Prometheus and Loki do."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    below = ordered[int(at)]
+    return below + (at - int(at)) * (ordered[min(int(at) + 1, len(ordered) - 1)] - below)
 
 
 def _by(cursor: Cursor) -> tuple[str, ...]:
@@ -131,6 +173,8 @@ def _log_query(cursor: Cursor) -> LogQuery:
     stages = [_selector(cursor)]
     while cursor.here.text in ("|", "|=", "|~", "!=", "!~"):
         token = cursor.take()
+        if token.text == "|" and cursor.skip("unwrap"):
+            return LogQuery(tuple(stages), cursor.kind("name").text)
         stages.append(_stage(cursor) if token.text == "|" else _line_filter(token, cursor.kind("string")))
     return LogQuery(tuple(stages))
 

@@ -117,13 +117,17 @@ def _at(store: Store, wanted: Metric, at_ns: int) -> dict[Labels, float]:
     if isinstance(wanted, RangeQuery):
         # A range leaves out its start and takes in its end; what is given out is the other way round.
         lines = _lines(store, wanted.query, at_ns - round(wanted.range_s * _NS) + 1, at_ns + 1)
-        counts: dict[Labels, float] = {}
+        numbers: dict[Labels, list[float]] = {}
         for line in lines:
-            labels = tuple(sorted(line.labels().items()))
-            counts[labels] = counts.get(labels, 0.0) + (1.0 if wanted.function == "count_over_time" else 1 / wanted.range_s)
-        return counts
+            if (number := wanted.query.number_of(line)) is not None:
+                numbers.setdefault(_kept(line.labels(), wanted.by), []).append(number)
+        return {labels: wanted.fold(values) for labels, values in numbers.items()}
     groups: dict[Labels, list[float]] = {}
     for labels, value in _at(store, wanted.inner, at_ns).items():
-        kept = tuple((name, dict(labels).get(name, "")) for name in sorted(wanted.by))
-        groups.setdefault(tuple(pair for pair in kept if pair[1]), []).append(value)
+        groups.setdefault(_kept(dict(labels), wanted.by) if wanted.by else (), []).append(value)
     return {labels: FOLDS[wanted.function](values) for labels, values in groups.items()}
+
+
+def _kept(labels: Mapping[str, str], names: tuple[str, ...]) -> Labels:
+    """The labels of these names, those that are there; all where no name is given."""
+    return tuple(sorted((name, value) for name, value in labels.items() if value and (not names or name in names)))
