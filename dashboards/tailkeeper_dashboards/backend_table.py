@@ -63,7 +63,7 @@ def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
             f"P99 TTFT (SLO {slo})",
             quantile(0.99, TTFT, queries.BY_BACKEND, "5m", *per_model),
             style.unit_of(TTFT),
-            width=150,
+            width=170,
             overrides={"thresholds": late, "links": [_link(its_requests("__data.fields.backend"))], **colored},
         ),
         Column("n", requests, style.COUNT_UNIT, width=65),

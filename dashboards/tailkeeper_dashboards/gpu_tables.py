@@ -131,7 +131,7 @@ def how_is_it(settings: BoardSettings) -> table.Panel:
             _column("Power", of_gpu(GPU_POWER), GPU_POWER),
             _column("SM clock", of_gpu(GPU_SM_CLOCK), GPU_SM_CLOCK),
             Column(
-                "Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=130, overrides={"mappings": words, **COLORED}
+                "Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=150, overrides={"mappings": words, **COLORED}
             ),
             _column("Age", of_gpu(GPU_SAMPLE_AGE), GPU_SAMPLE_AGE, _above(STALE_S)),
         ),
@@ -186,7 +186,7 @@ def _names() -> tuple[Column, ...]:
 
 
 def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object] | None = None) -> Column:
-    return Column(header, told(expr), style.unit_of(metric), width=90, overrides=overrides or {})
+    return Column(header, told(expr), style.unit_of(metric), width=100, overrides=overrides or {})
 
 
 def _above(limit: float) -> dict[str, object]:
