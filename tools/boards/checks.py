@@ -45,6 +45,8 @@ def _panel(panel: Json, excused: set[str]) -> Iterator[str]:
         yield f"{title}: could not be drawn: {panel['crash']}"
     if panel.get("sideways"):
         yield f"{title}: the table scrolls sideways; a column takes 50 px at least, whatever its width says"
+    for text in panel.get("cut", ()):
+        yield f"{title}: {text!r} is cut in the table; its column is too narrow"
     if panel.get("noData") and title not in excused:
         yield f"{title}: no data"
 

@@ -54,7 +54,9 @@ def _panels() -> list[Json]:
     share = {"defaults": {"unit": "percentunit", "min": 0, "max": 1}}
     head = {"links": [{"title": "Itself", "url": f"/d/{UID}"}]}
     asked = {"query": SPANS, "queryType": "traceql", "tableType": "spans"}
-    fewer = [{"id": "organize", "options": {"excludeByName": {"Trace Service": True, "Trace Name": True, "Name": True}}}]
+    told = {"gen_ai.request.id": "Request", "tailkeeper.ttft_s": "TTFT", "gpu.uuid": "GPU"}
+    hidden = dict.fromkeys(("Trace Service", "Trace Name", "Name"), True)
+    fewer = [{"id": "organize", "options": {"excludeByName": hidden, "renameByName": told}}]
     return [
         _panel(1, "stat", "Backends", PROMETHEUS, [{"expr": "sum(llm_backend_up)", "instant": True}]),
         _panel(2, "timeseries", "P99", PROMETHEUS, [{"expr": P99, "exemplar": True}], defaults={"unit": "s"}, **head),

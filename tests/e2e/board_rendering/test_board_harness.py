@@ -110,6 +110,13 @@ def _wide(board: Json) -> None:
     panel_of(board, "Request")["fieldConfig"]["overrides"] = [everything]
 
 
+def _narrow(board: Json) -> None:
+    panel = panel_of(board, "Running")
+    panel["transformations"].append({"id": "organize", "options": {"renameByName": {"backend": "Backends that run requests"}}})
+    panel["fieldConfig"]["overrides"][0]["matcher"]["options"] = "Backends that run requests"
+    panel["fieldConfig"]["overrides"][0]["properties"] = [{"id": "custom.width", "value": 60}]
+
+
 MUTATIONS: tuple[tuple[Any, str], ...] = (
     (_wrong_source, "Datasource P1809F7CD0C75ACF3 was not found"),
     (_input_left_in, "Datasource ${DS_PROMETHEUS} was not found"),
@@ -125,6 +132,7 @@ MUTATIONS: tuple[tuple[Any, str], ...] = (
     (_link("GPU", "/d/${uidd}"), "not resolved"),
     (_no_time, "its time is empty"),
     (_wide, "Request: the table scrolls sideways"),
+    (_narrow, "Running: 'Backends that run requests' is cut in the table"),
 )
 """What is changed, each in a panel of its own, and the words that must be said about it."""
 

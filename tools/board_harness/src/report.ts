@@ -36,9 +36,22 @@ function panel(one: any) {
     id, title: one.state.title, type: one.state.pluginId, state: data?.state ?? 'Done', pluginError: one.state._pluginLoadError,
     error: data?.error?.message ?? data?.errors?.[0]?.message, crash: box?.querySelector('[data-panel-crash]')?.textContent ?? undefined,
     sideways: [...(box?.querySelectorAll('[role=grid]') ?? [])].some((grid) => grid.scrollWidth > grid.clientWidth + 1),
+    cut: box ? cutTexts(box) : [],
     noData: !!box?.querySelector('[data-no-data]'), text: (box as HTMLElement | null)?.innerText?.slice(0, 4000),
     frames: (drawn.get(id)?.series ?? []).map((frame: any) => ({ name: frame.name, rows: frame.length, fields: frame.fields.map((field: any) => gd.getFieldDisplayName(field, frame, drawn.get(id)!.series)) })),
   };
+}
+
+/** Heads and cells of tables whose text begins before or, of heads, ends after their box: what is left of it may say something else. */
+function cutTexts(box: Element): string[] {
+  const found = [...box.querySelectorAll('[role=columnheader], [role=gridcell]')].filter((cell) => {
+    const outer = cell.getBoundingClientRect(), range = document.createRange();
+    range.selectNodeContents(cell);
+    const inner = [...range.getClientRects()].filter((rect) => rect.width > 0);
+    const head = cell.getAttribute('role') === 'columnheader';
+    return inner.some((rect) => rect.left < outer.left - 1 || (head && rect.right > outer.right + 1));
+  });
+  return [...new Set(found.map((cell) => (cell as HTMLElement).innerText.trim()))].filter(Boolean);
 }
 
 /** Grafana passes over a transformation that it does not know, in silence. */

@@ -15,8 +15,18 @@ export function panelOf(scene: any): string | undefined {
 }
 export const interpolate = (scene: any, text: string, scoped: any, format?: any) => (scene ? sceneGraph.interpolate(scene, text, scoped, format) : text);
 
+const TRIES = 3, PAUSE_MS = 200;
+/** Chromium drops every connection when an interface of the machine comes or goes (ERR_NETWORK_CHANGED); an answer, whatever it says, is final. */
+async function fetched(url: string, headers: Record<string, string>, left = TRIES): Promise<Response> {
+  try { return await fetch(url, { headers }); } catch (e) {
+    if (left <= 1) throw e;
+    await new Promise((go) => setTimeout(go, PAUSE_MS));
+    return fetched(url, headers, left - 1);
+  }
+}
+
 export async function ask(url: string, headers: Record<string, string> = {}): Promise<any> {
-  const response = await fetch(url, { headers });
+  const response = await fetched(url, headers);
   const text = await response.text();
   let document: any;
   try { document = JSON.parse(text); } catch { document = undefined; }

@@ -20,7 +20,8 @@ export class PrometheusSource extends RuntimeDataSource<any> {
   private async one(request: gd.DataQueryRequest<any>, target: any, tables: number): Promise<any[]> {
     const scene = sceneOf(request.scopedVars);
     const from_s = request.range.from.valueOf() / 1000, to_s = request.range.to.valueOf() / 1000;
-    const least = Math.max(request.intervalMs / 1000, this.scrape_s, (to_s - from_s) / MOST_POINTS);
+    const asked_s = target.interval ? gd.rangeUtil.intervalToMs(interpolate(scene, target.interval, request.scopedVars)) / 1000 : 0; // "min step"
+    const least = Math.max(request.intervalMs / 1000, this.scrape_s, asked_s, (to_s - from_s) / MOST_POINTS);
     const step_s = Math.max(1, Math.ceil(least)) * (target.intervalFactor ?? 1);
     const expr = interpolate(scene, target.expr, this.scoped(request.scopedVars, step_s, to_s - from_s), escaped);
     const entry: Asked = { panel: panelOf(scene), source: 'prometheus', refId: target.refId, raw: target.expr, expr, step_s, instant: !!target.instant };
