@@ -99,6 +99,17 @@ def test_a_wrong_file_is_refused_with_its_key_and_without_its_values(text: str, 
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ["(?!emb).*", ".*(?<!a)", r"(a)\1", r"(?P<x>a)(?P=x)", "a++", "a{2}+", r"a\Z", "(?x) a", "(?>a)", "a{2000}", r"\u0061"],
+)
+def test_an_expression_that_python_knows_and_alertmanager_refuses_is_refused_here(expression: str) -> None:
+    """Else Alertmanager would not start with the file that was written, and nobody would be told of anything."""
+    re.compile(expression)
+    with pytest.raises(ValueError, match="RE2"):
+        Receivers.model_validate({"receivers": [{"kind": "webhook", "url": "http://a", "backends": expression}]})
+
+
 def test_the_number_of_receivers_is_bounded() -> None:
     many = ", ".join(f"{{kind: webhook, url: 'http://a', name: r{i}}}" for i in range(MAX_RECEIVERS + 1))
     with pytest.raises(ReceiverFileError, match="receivers"):
