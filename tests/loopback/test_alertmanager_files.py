@@ -9,6 +9,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from typer.testing import CliRunner
@@ -225,6 +226,51 @@ def test_an_end_says_what_it_was_and_how_long_users_felt_it(tmp_path: Path) -> N
 def test_how_long_it_lasted_is_in_words(tmp_path: Path, ends: str, said: str) -> None:
     over = {**_pressure(True), "endsAt": f"2026-11-30T{ends}Z"}
     assert _rendered(tmp_path, _group(over), "title").endswith(f"users felt it for {said}")
+
+
+def test_an_end_of_several_names_the_page_that_users_felt(tmp_path: Path) -> None:
+    for name in ("title", "slack.title"):
+        said = _rendered(tmp_path, _group(_pressure(True), _hung(True)), name)
+        assert said == "[RESOLVED] a is hung: 9 running; no token for 10 s; users felt it for 6 min"
+
+
+@pytest.mark.parametrize(
+    "labels", [{"alertname": name} for name in ("TelemetryLost", "WatchdogDown", "TailkeeperTest")] + [{"kind": "advice"}]
+)
+def test_of_what_nobody_felt_an_end_says_how_long_it_lasted(tmp_path: Path, labels: dict[str, str]) -> None:
+    group = _group(_alert(labels, {"summary": "a cannot be seen any more"}, ended=True))
+    for name, kind in (
+        ("title", "text"),
+        ("email.text", "text"),
+        ("email.html", "html"),
+        ("slack.title", "text"),
+        ("slack.text", "text"),
+    ):
+        said = _rendered(tmp_path, group, name, kind)
+        assert "it lasted 6 min" in said
+        assert "felt" not in said
+
+
+@pytest.mark.parametrize(
+    ("about", "named", "wanted"),
+    [
+        ({"backend": "a: b+", "cluster": "eu"}, {}, '{backend="a: b+",cluster="eu"}'),
+        ({"backend": "a"}, {}, '{backend="a"}'),
+        (
+            {"alertname": "WatchdogDown", "cluster": "eu"},
+            {"alertname": "WatchdogDown"},
+            '{alertname="WatchdogDown",cluster="eu"}',
+        ),
+    ],
+)
+def test_the_silence_is_of_this_incident_and_of_no_other_clusters(
+    tmp_path: Path, about: dict[str, str], named: dict[str, str], wanted: str
+) -> None:
+    group = {**_group(_alert({}, {})), "groupLabels": about, "commonLabels": named}
+    before, _, said = _rendered(tmp_path, group, "silence_url").partition("?filter=")
+    assert unquote(said.strip()) == wanted
+    (link,) = (link for link in _Page(_rendered(tmp_path, group, "email.html", "html")).links if link.startswith(before))
+    assert unquote(link.partition("?filter=")[2]) == wanted
 
 
 def test_of_several_the_page_comes_first_and_its_links_are_the_watchdogs(tmp_path: Path) -> None:

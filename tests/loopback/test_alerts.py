@@ -256,7 +256,7 @@ MUTATIONS = [
     ("present_over_time(tailkeeper_tick_duration_seconds_count[7d])", "vector(1)", "tailkeeper-liveness"),
     ("llm_vram_pressure_ratio) >= 0.8", "llm_vram_pressure_ratio) >= 0.7", "tailkeeper-health"),
     ("* 0.35", "* 0.45", "tailkeeper-health"),
-    ("(tailkeeper_hscore) < 0.6)", "(tailkeeper_hscore) <= 0.6)", "tailkeeper-health"),
+    ("(tailkeeper_hscore) < 0.6 unless", "(tailkeeper_hscore) <= 0.6 unless", "tailkeeper-health"),
     ('detector=\\"block_e\\"', 'detector=~\\".*\\"', "tailkeeper-health"),
     ("[5m])) > 0", "[5m])) >= 0", "tailkeeper-latency"),
     ("max by (cluster, backend, model) (rate(llm_gen", "sum by (cluster, backend, model) (rate(llm_gen", "tailkeeper-latency"),

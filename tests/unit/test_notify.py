@@ -193,6 +193,23 @@ async def test_a_score_that_recovered_is_ended_though_no_finding_closes() -> Non
     assert posts[1][0]["endsAt"] == "2023-11-14T22:13:50+00:00"
 
 
+async def test_a_score_that_falls_into_another_band_is_bad_since_it_was_bad_first() -> None:
+    now = [1.7e9]
+    with _fake() as fake:
+        async with _running(_notifier(fake.url, wall=lambda: now[0])) as notifier:
+            for passed, value in enumerate((0.5, 0.3, 0.9), 1):
+                notifier.offer(alerts(scores={"a": score(value)}))
+                posts = await fake.after(passed)
+                await _until(lambda: len(notifier._told) == (value < 0.6))
+                now[0] += 1_200
+    assert [post[0]["annotations"]["since"] for post in posts] == [
+        "22:13 UTC, for 0 s",
+        "22:13 UTC, for 20 min",
+        "22:13 UTC, for 20 min",
+    ]
+    assert posts[2][0]["annotations"]["lasted"] == "40 min"
+
+
 async def test_a_change_of_band_ends_the_former_identity_in_the_same_post() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url)) as notifier:

@@ -99,6 +99,17 @@ def test_a_wrong_file_is_refused_with_its_key_and_without_its_values(text: str, 
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ["(?!emb).*", ".*(?<!a)", r"(a)\1", r"(?P<x>a)(?P=x)", "a++", "a{2}+", r"a\Z", "(?x) a", "(?>a)", "a{2000}", r"\u0061"],
+)
+def test_an_expression_that_python_knows_and_alertmanager_refuses_is_refused_here(expression: str) -> None:
+    """Else Alertmanager would not start with the file that was written, and nobody would be told of anything."""
+    re.compile(expression)
+    with pytest.raises(ValueError, match="RE2"):
+        Receivers.model_validate({"receivers": [{"kind": "webhook", "url": "http://a", "backends": expression}]})
+
+
 def test_the_number_of_receivers_is_bounded() -> None:
     many = ", ".join(f"{{kind: webhook, url: 'http://a', name: r{i}}}" for i in range(MAX_RECEIVERS + 1))
     with pytest.raises(ReceiverFileError, match="receivers"):
@@ -172,20 +183,28 @@ def test_one_incident_is_one_group_whatever_its_severity_band_or_cause() -> None
 
 def test_alerts_about_no_backend_are_not_one_incident() -> None:
     slack = next(r for r in _routes(ALL_KINDS) if r["receiver"] == "slack")
-    assert slack["routes"] == [{"matchers": ['backend=""'], "group_by": ["cluster", "alertname"]}]
-    webhook = next(r for r in _routes(ALL_KINDS) if r["receiver"] == "webhook")
-    assert 'backend=~".+"' in webhook["matchers"]
+    (alone,) = slack["routes"]
+    assert alone["group_by"] == ["cluster", "alertname"]
+    for about_none in [{}, *(labels for labels in _of_rules("") if labels["severity"] == "page")]:
+        assert _matches(alone["matchers"], about_none)
+    assert not _matches(alone["matchers"], {"backend": "a"})
 
 
-@pytest.mark.parametrize("expression", ['a"b', "a\\.b", "a|b", "{{ x }}", "ünï.*"])
+@pytest.mark.parametrize("expression", ["no.*", ".*", "|none"])
+def test_a_receiver_of_chosen_backends_hears_of_no_alert_about_none(expression: str) -> None:
+    slack = f"receivers: [{{kind: slack, channel: x, api_url_file: f, backends: '{expression}'}}]"
+    for route in _routes(slack):
+        if route["receiver"] != "watchdog":
+            assert not [labels for labels in _of_rules("") if _matches(route["matchers"], labels)]
+
+
+@pytest.mark.parametrize("expression", ['a"b', "a\\.b", "a|b", "{{ x }}", "ünï.*", r"\++", r"\\1", "(?i)a", "(?:a|b){2,9}?"])
 def test_an_expression_for_backends_stays_one_value(expression: str) -> None:
     receivers = Receivers.model_validate(
         {"receivers": [{"kind": "webhook", "url": "http://a", "backends": expression, "severities": ["page"]}]}
     )
     routes = yaml.safe_load(configuration(receivers))["route"]["routes"]
-    text = next(
-        m for r in routes if r["receiver"] == "webhook" for m in r["matchers"] if m.startswith("backend") and ".+" not in m
-    )
+    text = next(m for r in routes if r["receiver"] == "webhook" for m in r["matchers"] if m.startswith("backend=~"))
     inside = text.removeprefix('backend=~"').removesuffix('"')
     assert inside.replace('\\"', '"').replace("\\\\", "\\") == expression
 
@@ -195,10 +214,11 @@ def test_an_expression_for_backends_stays_one_value(expression: str) -> None:
 
 def _matches(matchers: list[str], labels: Labels) -> bool:
     """Alertmanager's rule: a label that is missing is an empty one; expressions match the whole value."""
-    parsed = [re.fullmatch(r'(\w+)(=~|=)"(.*)"', matcher) for matcher in matchers]
+    parsed = [re.fullmatch(r'(\w+)(=~|!~|=)"(.*)"', matcher) for matcher in matchers]
     assert all(parsed)
     pairs = [(labels.get(match[1], ""), match[2], match[3]) for match in parsed if match]
-    return all(value == wanted if operator == "=" else bool(re.fullmatch(wanted, value)) for value, operator, wanted in pairs)
+    holds = {"=": str.__eq__, "=~": lambda v, w: bool(re.fullmatch(w, v)), "!~": lambda v, w: not re.fullmatch(w, v)}
+    return all(holds[operator](value, wanted) for value, operator, wanted in pairs)
 
 
 INHIBIT_RULES: list[Any] = _document("")["inhibit_rules"]

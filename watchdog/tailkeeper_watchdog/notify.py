@@ -19,6 +19,7 @@ import httpx
 import structlog
 
 from tailkeeper_exporter.settings import Auth
+from tailkeeper_watchdog import alert_words
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.alerting import MAX_ALERTS, Alert
@@ -46,6 +47,11 @@ def _time(unix_s: float) -> str:
 def _key(alert: Alert) -> Key:
     """What Alertmanager takes for the identity of an alert: its labels."""
     return tuple(sorted(alert["labels"].items()))
+
+
+def _is_of_score(alert: Alert) -> bool:
+    """What comes of no finding comes of a score."""
+    return "finding" not in alert["annotations"]
 
 
 def _by_key(alerts: Iterable[Alert]) -> dict[Key, Alert]:
@@ -80,6 +86,7 @@ class Notifier:
         self._changed = asyncio.Event()
         self._offered: frozenset[Key] = frozenset()
         self._starts: dict[Key, str] = {}
+        self._bad_since: dict[str, float] = {}
         self.failures = 0
         self.last_error: str | None = None
 
@@ -89,13 +96,26 @@ class Notifier:
         ``names`` are the backends that there are: the alert of one that is gone ends with that reason.
         """
         self._names = names
-        self._open = self._begun(_by_key(a for a in alerts if "endsAt" not in a))
+        self._open = self._begun(_by_key(self._with_since([a for a in alerts if "endsAt" not in a])))
         # The same trouble may have ended earlier and be open again: then only the open one is told.
         self._ended = {key: a for key, a in _by_key(a for a in alerts if "endsAt" in a).items() if key not in self._open}
         self._ended_findings = {a["annotations"]["finding"]: a for a in self._ended.values() if "finding" in a["annotations"]}
         if self._open.keys() != self._offered:
             self._offered = frozenset(self._open)
             self._changed.set()
+
+    def _with_since(self, alerts: list[Alert]) -> list[Alert]:
+        """A score has no beginning of its own, and each band of it is another alert: people are told since when it is bad."""
+        now = self._wall()
+        of_scores = {alert["labels"]["backend"] for alert in (*alerts, *self._told.values()) if _is_of_score(alert)}
+        self._bad_since = {backend: self._bad_since.get(backend, now) for backend in of_scores}
+        return [self._annotated(a, since=lambda at: alert_words.since(at, now)) for a in alerts]
+
+    def _annotated(self, alert: Alert, **words: Callable[[float], str]) -> Alert:
+        if not _is_of_score(alert):
+            return alert
+        since = self._bad_since.get(alert["labels"]["backend"], self._wall())
+        return {**alert, "annotations": {**alert["annotations"], **{name: say(since) for name, say in words.items()}}}
 
     def _begun(self, alerts: dict[Key, Alert]) -> dict[Key, Alert]:
         """A finding that goes on under other labels is a new alert to Alertmanager, which begins when it got them: one that
@@ -137,10 +157,11 @@ class Notifier:
         finding = self._ended_findings.get(told["annotations"].get("finding", ""))
         if finding is not None:
             return {**told, "annotations": finding["annotations"], "endsAt": finding["endsAt"]}
-        annotations = told["annotations"]
+        now = self._wall()
+        annotations = self._annotated(told, lasted=lambda since: alert_words.span(now - since))["annotations"]
         if self._names is not None and told["labels"]["backend"] not in self._names and "finding" not in annotations:
             annotations = {**annotations, "summary": f"{annotations['summary']}; over: {GONE}"}
-        return {**told, "annotations": annotations, "endsAt": _time(self._wall())}
+        return {**told, "annotations": annotations, "endsAt": _time(now)}
 
     async def _post(self, alerts: list[Alert]) -> str | None:
         """None, or in words why Alertmanager did not take them."""

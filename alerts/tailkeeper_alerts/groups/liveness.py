@@ -26,6 +26,7 @@ WATCHDOG_JOB = "tailkeeper-watchdog"
 REMEMBERED = "7d"
 """For so long a watchdog that vanished together with its scrape job is missed. One that there never was is not."""
 LOST = "tailkeeper:telemetry_lost:backends"
+EXPORTED = "tailkeeper:exported_backends:present"
 HOSTILE_NAMES = ("no", "1e3", "a: b", "{{ $labels.x }}", 'say "hi"', "back\\slash", "0123", "ünïcode|*")
 """Names that broke other people's generators (field report D5); every one must come through rules and templates whole."""
 
@@ -33,9 +34,10 @@ HOSTILE_NAMES = ("no", "1e3", "a: b", "{{ $labels.x }}", 'say "hi"', "back\\slas
 def group(settings: RuleSettings) -> Group:
     lost, blind = _telemetry_lost(), _fleet_blind()
     hung, down, watchdog = _hung(), _down(), _watchdog_down()
+    exported = Recording(EXPORTED, _exported_expr(), "1 for each backend of each exporter, and on while the exporter is down.")
     unseen = Recording(LOST, _lost_expr(settings), "1 for each backend that nobody can see.")
     cases = (*_hung_cases(hung), *_down_cases(down), *_lost_cases(lost, blind), *_watchdog_cases(watchdog))
-    return Group("tailkeeper-liveness", (hung, down, unseen, lost, blind, watchdog), cases)
+    return Group("tailkeeper-liveness", (hung, down, exported, unseen, lost, blind, watchdog), cases)
 
 
 def _hung() -> Alert:
@@ -75,6 +77,15 @@ def _down() -> Alert:
     )
 
 
+def _exported_expr() -> str:
+    """What an exporter that is down told of when it was up, however long ago: from what this rule recorded before. An hour of
+    that, so that it outlives a Prometheus that was away for a while."""
+    scraped = (CLUSTER, JOB, INSTANCE)
+    there = by("max", (*scraped, BACKEND), f"{series(BACKEND_UP)} * 0 + 1")
+    kept = f"max_over_time({EXPORTED}[1h]) and {on(*scraped)} up == 0"
+    return f"{there}\nor {on(*scraped, BACKEND)} ({kept})"
+
+
 def _lost_expr(settings: RuleSettings) -> str:
     """Backends that nobody can see: unknown to their exporter, gone with it, or too old for the watchdog.
 
@@ -82,7 +93,7 @@ def _lost_expr(settings: RuleSettings) -> str:
     moved to another exporter is not lost, so nobody else may publish it.
     """
     unknown = f"{series(BACKEND_STATE, eq(STATE, 'unknown'))} == 1"
-    gone = f"present_over_time({series(BACKEND_UP)}[1h]) and {on(CLUSTER, JOB, INSTANCE)} up == 0"
+    gone = f"{EXPORTED} and {on(CLUSTER, JOB, INSTANCE)} up == 0"
     return (
         f"{by('max', PLACE, unknown)}\n"
         f"or {on(*PLACE)} {by('max', PLACE, f'{series(OBSERVATION_AGE)} > {settings.stale_after_s:g}')} > bool 0\n"
@@ -194,6 +205,7 @@ def _lost_cases(lost: Alert, blind: Alert) -> tuple[Case, ...]:
             "5m",
             both,
         ),
+        Case("as long as it is away", lost.name, _exporter("1x8 0x800", "1x8 stale"), "3h", both),
         Case("a backend that left the configuration is not lost", lost.name, _exporter("1x40", "1x8 stale"), "5m"),
         Case("a backend that is down is not lost", lost.name, (_state("a", "1x40", "down"), *ups), "5m"),
         Case("half a minute of blindness is not an incident", lost.name, (_state("a", "0x16 1x2 0x22", "unknown"), *ups), "5m"),

@@ -21,6 +21,13 @@ AGAIN = "-again"
 SECRETS_DIR = "/etc/alertmanager/secrets"
 MAX_RECEIVERS = 50
 """Each has up to four routes, and every alert is held against every route."""
+NOT_OF_GO = re.compile(
+    r"\(\?(?:[=!>(#]|<[=!]|P=|[a-zL-]*[aLux])"
+    r"|(?<!\\)(?:\\\\)*\\[1-9ZuUN]"
+    r"|(?<![\\(])[*+?}]\+"
+    r"|\{(?:[0-9]+,)?[0-9]{4}"
+)
+"""What Python's regular expressions have and Alertmanager's have not: looking around, references back, `a++`, `(?x)`, `\\Z`."""
 
 Text = Annotated[str, Field(min_length=1, max_length=500)]
 
@@ -46,6 +53,9 @@ class Receiver(Settings):
                 re.compile(value)
             except re.error as error:
                 raise ValueError(f"is no regular expression: {error}") from None
+            missing = NOT_OF_GO.search(value)
+            if missing is not None:
+                raise ValueError(f"{missing[0]!r} is nothing that Alertmanager's regular expressions (RE2) know; do without it")
         return value
 
     @property

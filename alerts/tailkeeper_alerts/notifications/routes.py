@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailkeeper_alerts.document import Yaml
+from tailkeeper_alerts.model import NONE
 from tailkeeper_alerts.notifications.receivers import AGAIN, WATCHDOG, AnyReceiver, Receivers
 
 GROUP_BY = ("cluster", "backend")
 NO_BACKEND_GROUP_BY = ("cluster", "alertname")
 """Alerts about no backend, such as WatchdogDown, have nothing in common but that."""
+NO_BACKEND = f'"|{NONE}"'
+"""As a pattern: ours say so in a word, because every alert carries every label; those of others leave the label out."""
 REPEAT_INTERVALS: Mapping[str, str] = {"0.2": "5m", "0.4": "15m", "0.6": "1h"}
 """The worse the score, the sooner people hear of it again (product description 3.1). One entry a band."""
 REMINDER_GROUP_INTERVALS: Mapping[str, str] = {band: f"{interval}10s" for band, interval in REPEAT_INTERVALS.items()}
@@ -60,7 +63,7 @@ def _of_watchdog() -> dict[str, Yaml]:
 
 def _of(receiver: AnyReceiver) -> list[Yaml]:
     matchers = _matchers(receiver)
-    alone: dict[str, Yaml] = {"matchers": ['backend=""'], "group_by": list(NO_BACKEND_GROUP_BY)}
+    alone: dict[str, Yaml] = {"matchers": [f"backend=~{NO_BACKEND}"], "group_by": list(NO_BACKEND_GROUP_BY)}
     first: dict[str, Yaml] = {
         "receiver": receiver.name,
         "matchers": matchers,
@@ -88,7 +91,7 @@ def _band(band: str) -> str:
 
 def _matchers(receiver: AnyReceiver) -> list[Yaml]:
     severities = "|".join(severity.value for severity in receiver.severities)
-    chosen = [] if receiver.backends is None else [f'backend=~"{_escaped(receiver.backends)}"', 'backend=~".+"']
+    chosen = [] if receiver.backends is None else [f'backend=~"{_escaped(receiver.backends)}"', f"backend!~{NO_BACKEND}"]
     return [f'severity=~"{severities}"', *chosen]
 
 
