@@ -75,7 +75,10 @@ async def test_a_token_is_read_at_each_call_and_stands_in_no_message_and_no_log(
     assert TOKEN not in caplog.text + str(caught.value) + repr(actuator)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(422, ErrorKind.REFUSED), (409, ErrorKind.REFUSED), (500, ErrorKind.PROTOCOL)])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(422, ErrorKind.REFUSED), (409, ErrorKind.REFUSED), (500, ErrorKind.PROTOCOL), (504, ErrorKind.TIMEOUT)],
+)
 async def test_a_refusal_gives_the_gateways_words(gateway: WebhookGateway, status: int, kind: ErrorKind) -> None:
     gateway.status = status
     error = await failing(WebhookActuator("edge", gateway.url, Auth()))

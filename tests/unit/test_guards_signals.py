@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tailkeeper_exporter.state import State
@@ -24,6 +26,7 @@ from tailkeeper_watchdog.settings import GuardsSettings
 
 TARGET = Target("edge", "a", "llm")
 OURS = Lease(1, "a", TARGET, Knob.ADMISSION, "p", SERVE, DRAIN, "why", 0.0, 1_060.0, confirmed=True)
+UNANSWERED = replace(OURS, confirmed=False, before=SERVE)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +35,9 @@ OURS = Lease(1, "a", TARGET, Knob.ADMISSION, "p", SERVE, DRAIN, "why", 0.0, 1_06
         (("pressure",), (), Refusal.SIGNALS),
         (("pressure", "preemptions"), (), None),
         (("pressure",), (OURS,), None),
+        (("pressure",), (UNANSWERED,), Refusal.SIGNALS),
     ],
-    ids=["one takes nobody out", "two do", "one keeps out"],
+    ids=["one takes nobody out", "two do", "one keeps out", "nobody is out by a write that has not arrived"],
 )
 def test_how_many_signals_a_drain_needs(signals: tuple[str, ...], leases: tuple[Lease, ...], refusal: Refusal | None) -> None:
     backends = (Backend("a", "m", (TARGET,)), *(Backend(n, "m", (Target("edge", n, "llm"),)) for n in "bcd"))

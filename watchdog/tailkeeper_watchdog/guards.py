@@ -257,13 +257,21 @@ def _timing(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None, 
 
 
 def _in_force(wish: DesiredState, context: GuardContext) -> bool:
-    """Whether a lease of ours restricts this knob at least as much already."""
+    """Whether a lease of ours restricts this knob at least as much already. One whose write has not arrived does not."""
     for lease in context.leases:
-        if lease.backend == wish.backend and lease.knob is wish.knob:
+        if lease.backend == wish.backend and lease.knob is wish.knob and not _is_under_way(lease, context):
             if wish.knob is Knob.WEIGHT:
                 return float(lease.written) <= float(wish.value) * float(lease.prior) + 1e-9
             return lease.written == wish.value
     return False
+
+
+def _is_under_way(lease: Lease, context: GuardContext) -> bool:
+    """Whether its gateway says that the knob is as it was before."""
+    server = context.servers.get(lease.target)
+    told = None if server is None else server.values.get(lease.knob)
+    before = lease.prior if lease.before is None else lease.before
+    return not lease.confirmed and told is not None and told == before != lease.written
 
 
 MAX_NAMES = 5

@@ -23,7 +23,7 @@ from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
-from tailkeeper_watchdog.guards import GuardContext, takes_out
+from tailkeeper_watchdog.guards import GuardContext, is_drain, takes_out
 from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
 from tailkeeper_watchdog.ledger import Ledger
@@ -48,7 +48,7 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, plan
 from tailkeeper_watchdog.quarantine import quarantined
-from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends
+from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends, has_arrived
 from tailkeeper_watchdog.resolve import strictest
 from tailkeeper_watchdog.settings import ACTING_S, GuardsSettings
 from tailkeeper_watchdog.switches import Switches
@@ -95,6 +95,15 @@ def _in_words(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
+
+
+def _removes(change: Change) -> bool:
+    """Whether it takes its backend out, or finds that a write of which nobody had heard has done so."""
+    lease = change.lease
+    if change.kind is not ChangeKind.APPLY:
+        return lease is not None and is_drain(lease.knob, lease.written) and has_arrived(change)
+    anew = lease is None or (not lease.confirmed and lease.before != DRAIN and not lease.reverts)
+    return is_drain(change.knob, change.value) and anew
 
 
 MAX_UNACTED_NOTED = 200
@@ -402,7 +411,8 @@ class Loop:
         # A foreign hand at a server that nobody owns any more is nobody's trouble.
         ours = {(c.backend, c.knob) for c in changes if c.lease is not None and self.fleet.owns(c.lease)}
         self._contended_until.update(dict.fromkeys(executed.contended & ours, wall + self.parts.guards.lease_s))
-        drained = {c.backend: None for c in changes if c.kind is ChangeKind.APPLY and c.lease is None and c.value == DRAIN}
+        out = {lease.backend for lease in given.leases if lease.confirmed and is_drain(lease.knob, lease.written)}
+        drained = {c.backend: None for c in changes if _removes(c) and (c.lease is None or c.backend not in out)}
         for backend in drained:  # at however many gateways, it is one removal
             if (backend, Knob.ADMISSION) in executed.changed:
                 self.parts.ledger.count_attempt(backend, wall)

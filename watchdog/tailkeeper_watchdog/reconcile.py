@@ -215,6 +215,14 @@ def _not_configured(gateway: str, targets: Mapping[Target, None]) -> str:
     )
 
 
+def has_arrived(change: Change) -> bool:
+    """Whether ``change`` goes on with a lease of whose write nobody had heard, and which is found to be in force."""
+    lease = change.lease
+    if change.kind is not ChangeKind.RENEW or lease is None or lease.confirmed:
+        return False
+    return lease.before is None or not same(lease.knob, lease.written, lease.before)
+
+
 class _Run:
     """One tick's execution: collects what came of it."""
 
@@ -240,15 +248,23 @@ class _Run:
 
     def renew(self, changes: list[Change]) -> None:
         """Leases that go on, in one commit: nothing is done at a gateway for them, so nothing waits for it to be written."""
-        leases = [change.lease for change in changes if change.lease is not None]
-        if not leases:
+        renewed = [(change, change.lease) for change in changes if change.lease is not None]
+        if not renewed:
             return
         expires = self._wall() + self._lease_s
         with self._ledger.together():
-            for lease in leases:
+            for change, lease in renewed:
                 if not lease.confirmed:
                     self._ledger.confirm(lease.id, lease.written)  # as it was found, which need not be what was last intended
                 self._ledger.renew(lease.id, expires)
+                if has_arrived(change):
+                    self._arrived(change, lease, expires)
+
+    def _arrived(self, change: Change, lease: Lease, expires: float) -> None:
+        """Done after all: said, and counted, as what was done at once."""
+        self.changed.add((change.backend, change.knob))
+        made = replace(change, value=lease.written, lease=None, prior=lease.prior if lease.before is None else lease.before)
+        self._decide(made, Outcome.APPLIED, f"{lease.reason}; found in force, although no answer had come", expires)
 
     async def batch(self, changes: list[Change]) -> None:
         """The changes at one gateway. One is always begun; what is begun late needs a leader that says so."""
@@ -316,7 +332,9 @@ class _Run:
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior
-        may_arrive = failure is not None and failure.kind is ErrorKind.TIMEOUT  # then the next tick sees what became of it
+        # Then the next tick sees what became of it. A write that is still out may arrive, whatever is said to the one after it.
+        is_out = change.lease is not None and not change.lease.confirmed
+        may_arrive = is_out or (failure is not None and failure.kind is ErrorKind.TIMEOUT)
         unchanged = actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value)
         if unchanged and not may_arrive:
             self._undo_intent(lease, change)
@@ -334,8 +352,7 @@ class _Run:
             before.backend, before.target, before.knob, before.policy, before.prior, before.written, before.reason,
             before.created_unix_s, before.expires_unix_s,
         )  # fmt: skip
-        if before.confirmed:
-            self._ledger.confirm(again.id, before.written)
+        self._ledger.confirm(again.id, before.written)
 
     async def _give_back(self, change: Change, lease: Lease) -> None:
         outcome = Outcome.EXPIRED if change.kind is ChangeKind.EXPIRE else Outcome.RELEASED

@@ -35,6 +35,7 @@ _STATUS: Mapping[int, Meaning] = {
     403: (ErrorKind.UNAUTHORIZED, "the credential may not do this; check its rights at the gateway"),
     404: (ErrorKind.NOT_FOUND, "it is not known there"),
     429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
+    504: (ErrorKind.TIMEOUT, "whoever does it did not answer in time, and may do it yet"),
 }
 OF_PAGES: Mapping[int, Meaning] = {
     404: (ErrorKind.REFUSED, "there is no such page; check the address of this gateway and its version")

@@ -270,6 +270,8 @@ def refusal(ask: Ask, status: int, body: bytes) -> CallError:
         return ConflictError(f"409: it was changed by somebody else meanwhile{words}")
     if status == 429:
         return CallError(ErrorKind.UNREACHABLE, "429: the API server is too busy and took nothing")
+    if status == 504:
+        return CallError(ErrorKind.TIMEOUT, f"504: the API server did not come to an end in time, and may do it yet{words}")
     if 300 <= status < 400:
         return CallError(ErrorKind.REFUSED, f"{status}: redirects are not followed; give the API server's own address")
     kind = ErrorKind.REFUSED if 400 <= status < 500 else ErrorKind.PROTOCOL
