@@ -10,6 +10,7 @@ import yaml
 
 from tailkeeper_dashboards import agreement, backend_story, canary_queries, gpu_tables
 from tailkeeper_dashboards.boards import capacity
+from tailkeeper_exporter.catalog import GPU_TEMPERATURE
 from tests.e2e.real_programs import binary
 
 pytestmark = pytest.mark.real
@@ -162,7 +163,7 @@ def test_a_backends_only_gpu_is_called_like_the_backend_and_each_of_two_by_itsel
     gpus = [("a", f"{uuid}1"), ("b", f"{uuid}2"), ("b", f"{uuid}3"), ("c", "short")]
     series = {f'llm_gpu_sample_age_seconds{{backend="{b}",gpu="{g}"}}': "1x20" for b, g in gpus}
     series |= {f'llm_gpu_temperature_celsius{{backend="{b}",gpu="{g}"}}': "50x20" for b, g in gpus}
-    named = gpu_tables.named(gpu_tables.of_gpu(gpu_tables.GPU_TEMPERATURE))
+    named = gpu_tables.named(gpu_tables.of_gpu(GPU_TEMPERATURE))
     expected = ['{backend="a"}', '{backend="b",gpu=" GPU-51a0…0002"}', '{backend="b",gpu=" GPU-51a0…0003"}', '{backend="c"}']
     _answers(tmp_path, named, series, [(labels, 50.0) for labels in expected])
 

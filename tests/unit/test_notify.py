@@ -200,7 +200,7 @@ async def test_a_score_that_falls_into_another_band_is_bad_since_it_was_bad_firs
             for passed, value in enumerate((0.5, 0.3, 0.9), 1):
                 notifier.offer(alerts(scores={"a": score(value)}))
                 posts = await fake.after(passed)
-                await _until(lambda: len(notifier._told) == (value < 0.6))
+                await _until(lambda bad=value < 0.6: len(notifier._told) == bad)
                 now[0] += 1_200
     assert [post[0]["annotations"]["since"] for post in posts] == [
         "22:13 UTC, for 0 s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -217,7 +218,11 @@ def _matches(matchers: list[str], labels: Labels) -> bool:
     parsed = [re.fullmatch(r'(\w+)(=~|!~|=)"(.*)"', matcher) for matcher in matchers]
     assert all(parsed)
     pairs = [(labels.get(match[1], ""), match[2], match[3]) for match in parsed if match]
-    holds = {"=": str.__eq__, "=~": lambda v, w: bool(re.fullmatch(w, v)), "!~": lambda v, w: not re.fullmatch(w, v)}
+    holds: dict[str, Callable[[str, str], bool]] = {
+        "=": lambda v, w: v == w,
+        "=~": lambda v, w: bool(re.fullmatch(w, v)),
+        "!~": lambda v, w: not re.fullmatch(w, v),
+    }
     return all(holds[operator](value, wanted) for value, operator, wanted in pairs)
 
 
