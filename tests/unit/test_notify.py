@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,10 @@ async def test_a_score_that_recovered_is_ended_though_no_finding_closes() -> Non
     assert posts[1][0]["endsAt"] == "2023-11-14T22:13:50+00:00"
 
 
+def _tells(notifier: Notifier, alerts: int) -> bool:
+    return len(notifier._told) == alerts
+
+
 async def test_a_score_that_falls_into_another_band_is_bad_since_it_was_bad_first() -> None:
     now = [1.7e9]
     with _fake() as fake:
@@ -200,7 +205,8 @@ async def test_a_score_that_falls_into_another_band_is_bad_since_it_was_bad_firs
             for passed, value in enumerate((0.5, 0.3, 0.9), 1):
                 notifier.offer(alerts(scores={"a": score(value)}))
                 posts = await fake.after(passed)
-                await _until(lambda bad=value < 0.6: len(notifier._told) == bad)
+                told = int(value < 0.6)
+                await _until(partial(_tells, notifier, told))
                 now[0] += 1_200
     assert [post[0]["annotations"]["since"] for post in posts] == [
         "22:13 UTC, for 0 s",
