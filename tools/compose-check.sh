@@ -12,8 +12,9 @@ standin=$(cd .. && pwd)/shared/standin
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 export COMPOSE_PROJECT_NAME=tailkeeper-check-$$ COMPOSE_PROFILES=demo
 TAILKEEPER_GRAFANA_PORT=$(free_port); TAILKEEPER_CONSOLE_PORT=$(free_port); TAILKEEPER_PROMETHEUS_PORT=$(free_port)
-export TAILKEEPER_GRAFANA_PORT TAILKEEPER_CONSOLE_PORT TAILKEEPER_PROMETHEUS_PORT
-probe=(python3 tests/e2e/compose_probe.py)
+TAILKEEPER_ALERTMANAGER_PORT=$(free_port)
+export TAILKEEPER_GRAFANA_PORT TAILKEEPER_CONSOLE_PORT TAILKEEPER_PROMETHEUS_PORT TAILKEEPER_ALERTMANAGER_PORT
+probe=(env PYTHONPATH="$root:$root/exporter:$root/watchdog:$root/dashboards:$root/alerts" python3 -m tests.e2e.compose_probe)
 
 if [ -f "$standin/compose-check.sh" ]; then
   exec bash "$standin/compose-check.sh" --stub "$root" "${probe[@]}"

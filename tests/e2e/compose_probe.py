@@ -1,30 +1,24 @@
 """What must be true of a running compose stack; run by tools/compose-check.sh beside it, standard library only.
 
-    python3 tests/e2e/compose_probe.py
+    PYTHONPATH=.:exporter:watchdog:dashboards:alerts python3 -m tests.e2e.compose_probe
 
-Every target is scraped, a hang injected into one engine changes that engine's state at HAProxy and reaches Alertmanager
-and, from there, the watchdog's webhook; every query of the fleet board has data; and after the fault the weight is back.
-Each step prints how long it took. Exit 0, or 1 with the step that failed and what was last seen.
+Every target is scraped and every rule runs; a hang injected into one engine changes that engine's state at HAProxy and reaches
+Alertmanager and, from there, the watchdog's webhook; every board's queries to Prometheus have data; spans and logs of requests
+and of the watchdog arrive; and after the fault the weight is back. Each step prints how long it took. Exit 0, or 1 with the step
+that failed and what was last seen.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-BOARD = Path("dashboards/generated/tailkeeper-fleet.json")
+from tests.e2e.compose_boards import board_queries, boards_have_data, group_names, rules_run
+from tests.e2e.compose_stack import Look, StepError, call, inside, published, query, until
+from tests.e2e.compose_telemetry import STORES, stub_received, telemetry_arrived
+
 VICTIM = "sim-b"
 JOBS = {"tailkeeper-exporter", "tailkeeper-watchdog", "prometheus", "alertmanager"}
-VARIABLES = {"$__rate_interval": "30s", "$cluster": ".*", "$backend": ".*", "$model": ".*"}
-READY_S, FOUND_S, TOLD_S, DATA_S, BACK_S = 60, 60, 60, 60, 150
+READY_S, FOUND_S, TOLD_S, DATA_S, BACK_S = 60, 60, 60, 90, 150
 HANG_S = 600
 """Longer than this probe: it ends the fault itself."""
 REQUESTS_BY_BACKEND = 'sum by (backend) (increase(llm_requests_total{outcome="ok"}[30s]))'
@@ -41,66 +35,13 @@ with socket.socket(socket.AF_UNIX) as client:
     client.sendall(b"show servers state llm\\n")
     print(b"".join(iter(lambda: client.recv(65536), b"")).decode())
 """
-_CALL = """
-import sys, urllib.request
-method, url, body = sys.argv[1:4]
-request = urllib.request.Request(url, body.encode() or None, {"Content-Type": "application/json"}, method=method)
-print(urllib.request.urlopen(request, timeout=5).read().decode())
-"""
-
-
-class StepError(Exception):
-    """A step that did not become true in time."""
-
-
-def compose(*arguments: str) -> str:
-    """Output of one docker compose command. Raises StepError with its error output."""
-    done = subprocess.run(["docker", "compose", *arguments], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode != 0:
-        raise StepError(f"docker compose {arguments[0]}: {done.stderr.strip()[-500:]}")
-    return done.stdout
-
-
-def inside(script: str, *arguments: str) -> str:
-    """Output of a Python script run in the watchdog's container, where every service can be reached by name."""
-    return compose("exec", "-T", "watchdog", "python", "-c", script, *arguments)
-
-
-def call(method: str, url: str, body: object = None) -> Any:
-    return json.loads(inside(_CALL, method, url, "" if body is None else json.dumps(body)))
-
-
-def published(service: str, port: int, path: str) -> Any:
-    """JSON from a published port, as a user of this machine would read it."""
-    address = compose("port", service, str(port)).strip()
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as response:
-        return json.load(response)
-
-
-def until(step: str, limit_s: float, look: Callable[[], tuple[bool, object]]) -> None:
-    """Repeat ``look`` (whether it holds, and what was seen) until it holds. Raises StepError after ``limit_s``."""
-    started, seen = time.monotonic(), object()
-    while time.monotonic() - started < limit_s:
-        try:
-            holds, seen = look()
-        except (StepError, OSError, ValueError, KeyError) as error:
-            holds, seen = False, error
-        if holds:
-            print(f"probe [{time.monotonic() - started:5.1f}s] {step}", flush=True)
-            return
-        time.sleep(0.5)
-    raise StepError(f"{step}: not within {limit_s:g} s; last seen: {seen}")
-
-
-def query(expr: str) -> list[Any]:
-    path = "/api/v1/query?" + urllib.parse.urlencode({"query": expr})
-    result: list[Any] = published("prometheus", 9090, path)["data"]["result"]
-    return result
 
 
 def targets_up() -> tuple[bool, object]:
+    """All that are there; a stub shows no metrics, so what it stands in for is down with it."""
     health = {t["labels"]["job"]: t["health"] for t in published("prometheus", 9090, "/api/v1/targets")["data"]["activeTargets"]}
-    return set(health) == JOBS and set(health.values()) == {"up"}, health
+    wanted = JOBS if stub_received() is not None else JOBS | STORES
+    return health.keys() == JOBS | STORES and {health[job] for job in wanted} == {"up"}, health
 
 
 def servers() -> dict[str, dict[str, str]]:
@@ -141,39 +82,23 @@ def alert_at_watchdog() -> tuple[bool, object]:
     return ("BackendHung", VICTIM) in names, names
 
 
-def board_queries() -> list[tuple[str, str]]:
-    """(panel and reference, expression) of every query of the board, with values for its variables."""
-    panels = json.loads(BOARD.read_text(encoding="utf-8"))["panels"]
-    found = [(f"{panel['title']} {target['refId']}", target["expr"]) for panel in panels for target in panel["targets"]]
-    return [(where, _filled(expr)) for where, expr in found]
-
-
-def _filled(expr: str) -> str:
-    for name, value in VARIABLES.items():
-        expr = expr.replace(name, value)
-    return expr
-
-
-def board_has_data() -> tuple[bool, object]:
-    empty = [where for where, expr in board_queries() if not query(expr)]
-    return not empty, empty
-
-
 def grafana_answers() -> tuple[bool, object]:
     health = published("grafana", 3000, "/api/health")
     return health.get("database") == "ok", health
 
 
 def main() -> int:
-    steps: list[tuple[str, float, Callable[[], tuple[bool, object]]]] = [
+    steps: list[tuple[str, float, Look]] = [
         (f"{VICTIM} out of the pool at HAProxy", FOUND_S, taken_out),
         ("BackendHung in Alertmanager", TOLD_S, alert_in_alertmanager),
         ("BackendHung at the watchdog's webhook", TOLD_S, alert_at_watchdog),
-        (f"all {len(board_queries())} queries of the fleet board answered with data", DATA_S, board_has_data),
+        (f"all {len(board_queries())} queries of the boards answered with data", DATA_S, boards_have_data),
+        ("spans and logs of requests and of the watchdog arrived", DATA_S, telemetry_arrived),
     ]
     try:
         until("Grafana (or its stub) answers", READY_S, grafana_answers)
         until(f"targets up: {', '.join(sorted(JOBS))}", READY_S, targets_up)
+        until(f"every rule of {len(group_names())} groups runs", READY_S, rules_run)
         until("every server of the pool serves requests", READY_S, all_serve_requests)
         until(f"{VICTIM} in the pool with its full weight", READY_S, back)
         call("POST", "http://fleet:8000/faults", {"engine": VICTIM, "fault": "hang", "duration_s": HANG_S})

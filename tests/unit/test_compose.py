@@ -21,9 +21,11 @@ from tailkeeper_alerts.notifications.receivers import SECRETS_DIR
 from tests.e2e.real_programs import binary
 
 ROOT = Path(__file__).parents[2]
-OURS = ("init", "exporter", "watchdog", "fleet", "haproxy", "load")
+OURS = ("init", "exporter", "watchdog", "fleet", "haproxy", "load", "otel-collector", "tempo", "loki")
 """Services that run as our user; the other images bring users of their own, none of them root."""
-NO_HEALTH = {"init"}
+FROM_OUTSIDE = {"otel-collector", "tempo"}
+"""Their images hold one program that cannot ask itself whether it is well: Prometheus says whether they are up."""
+NO_HEALTH = {"init", *FROM_OUTSIDE}
 DEMO = {"fleet", "haproxy", "load"}
 
 
@@ -70,6 +72,16 @@ def test_a_service_says_whether_it_is_healthy(name: str) -> None:
     if "healthcheck" not in SERVICES[name]:
         target = SERVICES[name]["build"]["target"]
         assert "HEALTHCHECK" in dockerfile.partition(f" AS {target}\n")[2]
+    assert "disable" not in SERVICES[name].get("healthcheck", {})
+
+
+def test_what_cannot_say_whether_it_is_healthy_is_scraped_and_nobody_waits_for_its_health() -> None:
+    scraped = {job["job_name"] for job in _yaml("deploy/prometheus/prometheus.yml")["scrape_configs"]}
+    assert scraped >= FROM_OUTSIDE
+    for service in SERVICES.values():
+        needed = service.get("depends_on", {})
+        waited_for = {other for other, how in needed.items() if how["condition"] == "service_healthy"}
+        assert not waited_for & NO_HEALTH
 
 
 def test_nothing_of_ours_runs_as_root() -> None:
@@ -83,7 +95,42 @@ def test_every_image_is_pinned_to_a_version() -> None:
     images = [service["image"] for service in SERVICES.values()]
     images += re.findall(r"^FROM (\S+:\S+)", (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"), flags=re.M)
     for image in images:
-        assert re.fullmatch(r"[a-z/]+:v?\d[\w.-]*", image), image
+        assert re.fullmatch(r"[a-z/-]+:v?\d[\w.-]*", image), image
+
+
+def test_the_stores_images_are_of_the_line_that_their_configuration_is_written_for() -> None:
+    for name, path in (("tempo", "deploy/tempo/tempo.yaml"), ("loki", "deploy/loki/loki.yaml")):
+        line = re.match(rf"# {name.title()} (\d+\.\d+)", (ROOT / path).read_text(encoding="utf-8"))
+        assert line is not None
+        assert SERVICES[name]["image"].startswith(f"grafana/{name}:{line[1]}.")
+    collector = re.search(r"contrib, (\d+\.\d+) and later", (ROOT / "deploy/otel/collector.yaml").read_text(encoding="utf-8"))
+    assert collector is not None
+    assert _numbers(SERVICES["otel-collector"]["image"].partition(":")[2]) >= _numbers(collector[1])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def test_a_file_that_a_command_names_is_in_what_is_mounted() -> None:
+    for name in ("otel-collector", "tempo", "loki"):
+        service = SERVICES[name]
+        (file,) = [Path(word.partition("=")[2]) for word in service["command"]]
+        mounts = dict(volume.split(":")[:2][::-1] for volume in service["volumes"])
+        assert (ROOT / mounts[str(file.parent)] / file.name).is_file()
+
+
+def test_a_store_writes_into_a_volume_that_is_its_users_from_the_start() -> None:
+    """`init` mounts it first, over a folder of that owner in our image; nobody who comes later is root and could change it."""
+    made = re.findall(
+        r"install -d -o 10001 -g 10001 -m 0750 (.+?) \\\\?$", (ROOT / "deploy/Dockerfile").read_text("utf-8"), flags=re.M
+    )
+    assert len(made) == 1
+    for name, folder in (("tempo", "/var/tempo"), ("loki", "/loki")):
+        assert folder in made[0].split()
+        assert f"{name}:{folder}" in SERVICES["init"]["volumes"]
+        assert f"{name}:{folder}" in SERVICES[name]["volumes"]
+        assert SERVICES[name]["depends_on"]["init"] == {"condition": "service_completed_successfully"}
 
 
 def test_volumes_are_named_or_read_only_files_of_this_checkout() -> None:
@@ -112,6 +159,14 @@ def test_every_variable_of_the_compose_file_has_a_value() -> None:
     assert (ROOT / ENVIRONMENT["TAILKEEPER_CONFIG_DIR"] / "tailkeeper.yaml").is_file()
 
 
+def test_the_check_takes_a_free_port_for_every_one_that_is_published() -> None:
+    script = (ROOT / "tools/compose-check.sh").read_text(encoding="utf-8")
+    ports = {name for name in ENVIRONMENT if name.endswith("_PORT")}
+    assert ports == set(re.findall(r"(\w+_PORT)=\$\(free_port\)", script))
+    (exported,) = re.findall(r"^export (TAILKEEPER_.+)$", script, flags=re.M)
+    assert ports == set(exported.split())
+
+
 # --- the parts fit each other ----------------------------------------------------------------------------------------
 
 
@@ -121,8 +176,9 @@ def _configuration() -> Any:
 
 def test_the_configuration_is_valid_and_names_the_stacks_services() -> None:
     config = _configuration()
+    telemetry = [config.exporter.otlp.endpoint, config.watchdog.otlp.endpoint]
     urls = [*config.watchdog.source.urls, config.watchdog.alertmanager.url, *(backend.url for backend in config.backends)]
-    assert {re.sub(r"https?://([^:/]+).*", r"\1", url) for url in urls} <= set(SERVICES)
+    assert {re.sub(r"https?://([^:/]+).*", r"\1", url) for url in (*urls, *telemetry)} <= set(SERVICES)
     assert config.watchdog.token_file == Path(WatchdogWebhook().credentials_file)
 
 

@@ -19,14 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailkeeper import collector_config
-from tailkeeper.config import load, parse
+from tailkeeper.config import parse
 from tailkeeper_dashboards.settings import ROOT_CAUSE_UID
 from tailkeeper_exporter.catalog import BY_NAME, OUTCOMES
 from tailkeeper_exporter.otlp import attributes
+from tailkeeper_exporter.otlp.spans import REQUEST_SPAN, STAGES
 from tailkeeper_exporter.otlp.spans import SERVICE_NAME as TAP
 from tailkeeper_watchdog.happenings import names
 from tailkeeper_watchdog.kube_announcer import announcement_of
 from tailkeeper_watchdog.settings import LatencySlo, SloSettings, Tier
+from tests.e2e import compose_boards, compose_telemetry
 from tests.unit.a_change import a_change
 
 ROOT = Path(__file__).parents[2]
@@ -317,15 +319,48 @@ def test_an_event_reaches_loki_under_the_attributes_of_the_decision_log() -> Non
     assert group["statements"][-1] == 'set(body, body["object"]["message"])'
 
 
-def test_the_stacks_configuration_loads(tmp_path: Path) -> None:
-    """With the telemetry that the stack's documentation tells people to switch on."""
-    document = {
-        "exporter": {"otlp": {"endpoint": "http://otel-collector:4318", "logs": True}},
-        "watchdog": {"state": str(tmp_path / "t.db"), "otlp": {"endpoint": "http://otel-collector:4318", "logs": True}},
-    }
-    file = tmp_path / "t.yaml"
-    file.write_text(yaml.safe_dump(document))
-    config = load(file)
+def test_the_stack_sends_spans_and_logs_to_where_its_collector_listens() -> None:
+    config = load_stack()
     receiver = COLLECTOR["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
-    assert config.watchdog.otlp.endpoint is not None
-    assert port(config.watchdog.otlp.endpoint)[1] == int(receiver.rpartition(":")[2])
+    for otlp in (config.exporter.otlp, config.watchdog.otlp):
+        assert otlp.logs is True
+        assert port(otlp.endpoint) == ("otel-collector", int(receiver.rpartition(":")[2]))
+
+
+def test_the_documentation_switches_on_what_the_stack_does() -> None:
+    """Its example is the stack's configuration, and with that of people's own it loads."""
+    (example,) = re.findall(
+        r"^## What to switch on\n\n```yaml\n(.+?)```", (ROOT / "docs/tracing.md").read_text("utf-8"), flags=re.M | re.S
+    )
+    told, config = parse(yaml.safe_load(example)), load_stack()
+    assert (told.exporter.otlp, told.watchdog.otlp) == (config.exporter.otlp, config.watchdog.otlp)
+
+
+# --- what the check of the running stack looks for ---------------------------------------------------------------------
+
+
+def test_the_check_looks_for_the_names_that_are_sent() -> None:
+    assert compose_telemetry.SPANS[TAP] == {REQUEST_SPAN, *STAGES}
+    assert compose_telemetry.SPANS[names.SERVICE_NAME] == {names.TICK, names.Step.DECIDE, names.Step.ACT}
+    assert compose_telemetry.LOGS[TAP] == {attributes.REQUEST_ID, attributes.BACKEND, attributes.OUTCOME}
+    assert compose_telemetry.LOGS[names.SERVICE_NAME] == {names.STRATEGY, names.TRIGGER, names.PHASE}
+    assert {job["job_name"] for job in PROMETHEUS["scrape_configs"]} >= compose_telemetry.STORES
+
+
+def test_the_check_asks_for_every_query_of_every_board_but_those_with_a_reason() -> None:
+    boards = [json.loads(path.read_text(encoding="utf-8")) for path in compose_boards.BOARDS.glob("*.json")]
+    asked = compose_boards.board_queries()
+    assert {uid for uid, _ in asked} == {board["uid"] for board in boards}
+    assert [expr for expr in asked.values() if re.search(r"\$[a-zA-Z_{]", expr)] == []
+    here = {
+        (board["uid"], f"{panel['title']} {t['refId']}")
+        for board in boards
+        for panel in board["panels"]
+        for t in panel.get("targets", [])
+    }
+    assert compose_boards.EMPTY_HERE.keys() <= here - asked.keys()
+
+
+def test_the_check_knows_every_group_of_the_rule_files() -> None:
+    documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in compose_boards.RULES.glob("*.rules.yml")]
+    assert compose_boards.group_names() == {group["name"] for document in documents for group in document["groups"]}
