@@ -42,6 +42,8 @@ QUICK = Timing("200ms", "500ms", "1h")
 REMINDED = {"group_wait": "1500ms", "group_interval": "1500ms", "repeat_interval": "1s"}
 LINKS = Links("https://console.example/", "https://grafana.example", "https://docs.example/runbook")
 LIMIT_S = 20.0
+NOTED_S = 0.3
+"""A mail is in the mailbox a moment before Alertmanager has noted that it was sent; ended in between, it would send it again."""
 QUIET_S = 2.0
 """Four group intervals: what has not come by then does not come."""
 
@@ -254,6 +256,7 @@ async def test_an_alertmanager_that_is_gone_and_comes_back_is_told_what_is_open_
     async with _telling(desk.alertmanager.url) as notifier:
         notifier.offer(_told(first, second))
         await _until(lambda: len(desk.mailbox.messages) == 2, "both pages")
+        await asyncio.sleep(NOTED_S)
         process.terminate()
         await asyncio.to_thread(process.wait, 10)
         over = _found(FindingKind.DOWN, "b", since_unix_s=second.since_unix_s, until_unix_s=time.time())
