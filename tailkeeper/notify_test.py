@@ -116,12 +116,15 @@ def _report(client: httpx.Client, test: Trial, say: Say) -> None:
     reached = sorted({receiver["name"] for receiver in seen["receivers"]})
     people = [name for name in reached if name != "watchdog" and not name.endswith(REMINDER_ENDING)]
     say(f"Alertmanager has it and sends it to: {', '.join(reached)}")
-    say(_muted(seen))
+    muted = _muted(seen)
+    say(f"but it is muted by {muted}, so nothing will come" if muted else "nothing mutes it")
     others = [name for name in _receivers(client, test) if name not in reached and not name.endswith(REMINDER_ENDING)]
     if others:
         say(f"not for this severity and backend: {', '.join(others)} (try --severity page, or --backend NAME)")
     if not people:
         say("no person hears of it, only the watchdog's own webhook; docs/notifications.md says how to turn a receiver on")
+        return
+    if muted:
         return
     say(
         f"look at {', '.join(people)}, within half a minute, for a message that begins with\n"
@@ -131,9 +134,10 @@ def _report(client: httpx.Client, test: Trial, say: Say) -> None:
 
 
 def _muted(seen: dict[str, Any]) -> str:
+    """By what, in words; empty by nothing."""
     status = seen.get("status") or {}
     by = [name for name, key in (("a silence", "silencedBy"), ("another alert", "inhibitedBy")) if status.get(key)]
-    return f"but it is muted by {' and '.join(by)}, so nothing will come" if by else "nothing mutes it"
+    return " and ".join(by)
 
 
 def _wait_for_it(client: httpx.Client, test: Trial) -> dict[str, Any]:

@@ -29,7 +29,7 @@ The SLO behind these numbers: {objective:.4g} % of requests are answered, have t
 tokens at most {itl:g} s apart. What is *late* is surely late: above the smallest bucket bound that is not below the SLO, as the
 watchdog counts it too. With bounds far from the SLO little is told (an engine with bounds 1 s and 2.5 s and an SLO of 1.2 s:
 only what took longer than 2.5 s), so choose an SLO at a bound, or put the tap before the engine. A rule for which the SLO is too
-loose (14.4 times 10 % is more than all) tells of 99 % instead, and says so. Requests that a tap refused because a policy asked
+loose (14.4 times 10 % is more than all) tells of 90 % instead, and says so. Requests that a tap refused because a policy asked
 it to count as failed here; the watchdog, which knows why, leaves them out."""
 
 VLLM = """\

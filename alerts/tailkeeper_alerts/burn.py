@@ -16,6 +16,7 @@ from tailkeeper_watchdog.metrics import (
     BURN_BAD_LONG,
     BURN_BAD_SHORT,
     BURN_FAST,
+    BURN_MOST,
     BURN_SLOW,
     BURN_TRICKLE,
     TRICKLE_BAD,
@@ -29,20 +30,17 @@ BURN_STEADY = BurnWindows(1.0, 259_200.0, 21_600.0, 3_600.0)
 """The whole month's budget in a month: nobody is woken, but at the end of the month the SLO is broken. A ticket."""
 KNOWN_FOR = "1d"
 """A backend that is known for less is not judged by three days."""
-MOST = 0.99
-"""Of all requests. An SLO so loose that its share would be more can never burn so fast, and its rule would sleep for ever; it
-then tells of nearly all of them. Not of all: two counters that rise together are not equal to the last digit."""
 FAST, SLOW, TRICKLE = "fast", "slow", "trickle"
 
 
 def share(windows: BurnWindows, settings: RuleSettings) -> float:
     """The share of bad requests at which the rule holds."""
-    return min(MOST, windows.rate * float(budget(settings)))
+    return min(BURN_MOST, windows.rate * float(budget(settings)))
 
 
 def is_capped(windows: BurnWindows, settings: RuleSettings) -> bool:
     """Whether the SLO is too loose for that rate."""
-    return windows.rate * float(budget(settings)) > MOST
+    return windows.rate * float(budget(settings)) > BURN_MOST
 
 
 def conditions(settings: RuleSettings) -> tuple[Recording, ...]:

@@ -183,15 +183,15 @@ def test_a_promise_that_is_none_is_refused_by_its_name(settings: dict[str, float
 
 
 @pytest.mark.parametrize("objective", [0.5, 0.9, 0.93, 0.995, 0.9999])
-def test_no_rule_waits_for_more_than_all_requests_and_one_that_would_says_why(objective: float) -> None:
+def test_no_rule_sleeps_through_nine_failures_of_ten_and_one_that_would_says_why(objective: float) -> None:
     # Ten per cent of errors allowed, times 14.4, is more than there are (field report D5).
     of_file = yaml.safe_load(render(RuleSettings(objective=objective))[RULES_PATH])["groups"]
     rules = [rule for group in of_file for rule in group["rules"]]
     limits = [float(limit) for rule in rules for limit in re.findall(r"_ratio_\w+ >= ([0-9.e-]+)", rule["expr"])]
     assert limits
-    assert all(0 < limit < 1 for limit in limits)
+    assert all(0 < limit <= 0.9 for limit in limits)
     fast = [rule for rule in rules if rule.get("alert") == "SLOBurnFast"]
-    is_loose = 14.4 * (1 - objective) > 0.99
+    is_loose = 14.4 * (1 - objective) > 0.9
     assert all(("leaves no share that is 14.4 times too much" in rule["annotations"]["impact"]) == is_loose for rule in fast)
 
 

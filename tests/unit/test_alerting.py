@@ -104,6 +104,7 @@ def test_the_largest_shares_are_named_as_causes() -> None:
 def test_a_common_cause_names_its_pool() -> None:
     (alert,) = alerts(finding(FindingKind.COMMON_CAUSE, "edge:llm", evidence={"pool": "edge:llm"}))
     assert alert["labels"]["pool"] == "edge:llm"
+    assert alert["annotations"]["actions"].startswith("nothing, on purpose"), "policies do want changes, and are refused"
 
 
 @pytest.mark.parametrize(("hscore", "severity"), [(0.5, "ticket"), (0.3, "page"), (0.1, "page")])
@@ -236,6 +237,11 @@ def test_links_lead_to_the_root_cause_board_at_the_time_of_the_trouble() -> None
     assert over["annotations"]["dashboard_url"].endswith("&from=1699999100000&to=1700000360000")
     assert going_on["annotations"]["runbook_url"] == "https://docs.example/runbook#backendhung"
     assert going_on["annotations"]["console"] == going_on["generatorURL"] == "https://console.example/"
+
+
+def test_of_two_clusters_the_board_shows_the_alerts_own() -> None:
+    (alert,) = alerts(finding(), links=Links("http://c/", "http://g"), labels={"cluster": "eu 1"})
+    assert "?var-backend=a&var-cluster=eu%201&from=" in alert["annotations"]["dashboard_url"]
 
 
 def test_without_grafana_no_board_is_linked() -> None:

@@ -47,6 +47,13 @@ def test_failed_requests_burn_fast_and_page() -> None:
     assert rules(minutes(watched, 10, good=30, errors=30)) == {"": "fast"}
 
 
+@pytest.mark.parametrize("objective", [0.5, 0.9, 0.93])
+def test_however_loose_the_slo_nine_failures_of_ten_page_within_the_hour(objective: float) -> None:
+    watched = fleet(objective=objective)
+    minutes(watched, 60, good=20)
+    assert rules(minutes(watched, 61, good=1, errors=19)) == {"": "fast"}
+
+
 def test_a_slow_burn_is_a_ticket() -> None:
     watched = fleet()
     found = minutes(watched, 6 * 60, good=192, errors=8)  # 4 %: burn 8

@@ -36,6 +36,8 @@ IMPACTS: Mapping[FindingKind, str] = {
     FindingKind.IMPROVED_BUT_BROKEN: "They get an answer sooner, and it is an error or next to nothing.",
 }
 _NOBODY_HURT = (FindingKind.CONTENDED, FindingKind.ADVICE, FindingKind.COMMON_CAUSE, FindingKind.TELEMETRY_LOST)
+NOBODY_OUT = "nothing, on purpose: taking out a backend that is bad would put its load on others that are bad too"
+"""What is done about a common cause: it has no backend whose changes could be told."""
 DEFAULT_IMPACT = "They wait longer than before."
 DEGRADED_IMPACT = "They wait longer than the SLO allows, or get errors."
 

@@ -79,14 +79,16 @@ class Links:
     grafana: str | None = None
     runbook: str = "docs/runbook.md"
 
-    def board(self, backend: str, since_unix_s: float, until_unix_s: float | None) -> str | None:
-        """The root-cause board on one backend and the time of its trouble, up to now while that goes on."""
+    def board(self, backend: str, cluster: str, since_unix_s: float, until_unix_s: float | None) -> str | None:
+        """The root-cause board on one backend (of a cluster, where it is known) and the time of its trouble, up to now while
+        that goes on."""
         if self.grafana is None:
             return None
         end = "now" if until_unix_s is None else f"{1e3 * (until_unix_s + BOARD_AFTER_S):.0f}"
         # An engine's name may hold half a character, which no URL can.
-        name = quote(backend.encode("utf-8", "replace"), safe="")
-        return f"{self.grafana}/d/{BOARD_UID}?var-backend={name}&from={1e3 * (since_unix_s - BOARD_BEFORE_S):.0f}&to={end}"
+        name, of = (quote(text.encode("utf-8", "replace"), safe="") for text in (backend, cluster))
+        where = f"var-backend={name}{f'&var-cluster={of}' if of else ''}"
+        return f"{self.grafana}/d/{BOARD_UID}?{where}&from={1e3 * (since_unix_s - BOARD_BEFORE_S):.0f}&to={end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,7 @@ def _of_finding(finding: Finding, case: Case, context: Context) -> Alert:
             "since": alert_words.since(since, context.now_unix_s if until is None else until),
             "causes": words.causes(finding.shares) or "not attributed",
             **_common(name, case, context, since, until),
+            **({"actions": alert_words.NOBODY_OUT} if finding.kind is FindingKind.COMMON_CAUSE else {}),
             "finding": finding.id,
         },
         "startsAt": alert_words.time(since),
@@ -296,7 +299,7 @@ def _degraded(score: HealthScore, case: Case, context: Context) -> Alert:
 
 
 def _common(name: str, case: Case, context: Context, since: float, until: float | None) -> dict[str, str]:
-    board = context.links.board(case.name, since, until)
+    board = context.links.board(case.name, context.labels.get("cluster", ""), since, until)
     return {
         "actions": alert_words.actions(case),
         "score": alert_words.score_text(case.score),

@@ -221,6 +221,9 @@ BURN_TRICKLE = BurnWindows(0.0, 21_600.0, 3_600.0, 3_600.0)
 """Too few requests for the others: judged by ``TRICKLE_SHARE``, not by rate."""
 BURN_BAD_LONG, BURN_BAD_SHORT, BURN_BAD_BEFORE = 10, 2, 2
 """So many bad ones at least in the windows, and before ``latest_s``: one burst, as a cold engine gives, is one event."""
+BURN_MOST = 0.9
+"""A share of bad ones that holds whatever the SLO: one so loose that its budget cannot burn at a rule's rate (14.4 times 10 % is
+more than all) would let nine failures of ten pass in silence."""
 TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
 """The same for the trickle's long window, and the share of its requests that must be bad."""
 

@@ -40,6 +40,7 @@ from tailkeeper_watchdog.metrics import (
     BURN_BAD_LONG,
     BURN_BAD_SHORT,
     BURN_FAST,
+    BURN_MOST,
     BURN_SLOW,
     BURN_TRICKLE,
     TRICKLE_BAD,
@@ -300,8 +301,8 @@ def _over(snapshots: tuple[Snapshot, ...], seconds: float) -> Counts:
 
 
 def _share(rule: Rule, budget: float) -> float:
-    """Of the requests that must be bad. An objective so loose that nobody could burn so fast needs all of them."""
-    return TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(1.0, rule.rate * budget)
+    """Of the requests that must be bad. An objective so loose that nobody could burn so fast needs nearly all of them."""
+    return TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(BURN_MOST, rule.rate * budget)
 
 
 def _goes_on(counts: Counts, share: float) -> NDArray[np.bool_]:
