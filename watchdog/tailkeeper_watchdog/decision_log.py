@@ -67,6 +67,10 @@ class DecisionLog:
         """What was said of these counts no longer as said."""
         self._said = {key: said for key, said in self._said.items() if key[1] not in gone}
 
+    def forget_all(self) -> None:
+        """What was said last may not have been written: whatever is still so is said again."""
+        self._said.clear()
+
     def forget_old(self) -> None:
         """Drop what did not recur; called once a tick."""
         now = self._wall()

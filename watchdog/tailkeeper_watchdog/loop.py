@@ -26,7 +26,7 @@ from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext, is_drain, takes_out
 from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -420,8 +420,12 @@ class Loop:
 
     def _note_unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
         """What was only observed or advised, and what a guard refused: written down when it changes."""
-        with self.parts.ledger.together():
-            yield from islice(self._unacted(desired, verdicts), MAX_UNACTED_NOTED)
+        try:
+            with self.parts.ledger.together():
+                yield from islice(self._unacted(desired, verdicts), MAX_UNACTED_NOTED)
+        except LedgerError:
+            self.parts.decisions.forget_all()
+            raise
         self.parts.decisions.forget_old()
 
     def _unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
