@@ -114,6 +114,27 @@ def test_compliance_and_budget_of_a_tier_are_those_of_its_requests() -> None:
     assert book.source == "records"
 
 
+def test_a_tier_tells_how_long_its_answered_requests_waited_and_nobody_elses() -> None:
+    book = SloBook(TIERS, 0.995)
+    gold = {"tenant": "premium", "operation": "payment.submit"}
+    book.note(
+        situation(
+            0.0,
+            record(ttft_s=0.1, **gold),
+            record(ttft_s=1.28, **gold),  # on a bucket's bound, which is its own
+            record(ttft_s=None, e2e_s=3.0, **gold),  # not streamed: the whole answer
+            record("error", ttft_s=0.01, **gold),  # a failure is not a fast answer
+            record("aborted", ttft_s=0.01, **gold),
+            record(ttft_s=7_000.0),
+        )
+    )
+    waits = book.waits()
+    at = dict(zip(waits["gold"].bounds, waits["gold"].counts, strict=True))
+    assert (at[0.08], at[0.16], at[0.64], at[1.28], at[2.5], at[5.0], at[inf]) == (0, 1, 1, 2, 2, 3, 3)
+    assert waits["gold"].sum == pytest.approx(4.38)
+    assert (waits["default"].counts[-2:], waits["secret"].count) == ((0, 1), 0)
+
+
 def test_requests_leave_each_window_when_their_time_is_over() -> None:
     book = SloBook(TIERS, 0.995)
     book.note(situation(0, record()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tailkeeper_exporter.catalog import BACKEND, SIGNAL, Kind, Label, Merge, Metric, Unit
+from tailkeeper_exporter.catalog import BACKEND, LATENCY_BUCKETS, SIGNAL, Kind, Label, Merge, Metric, Unit
 
 FACTOR = Label("factor", 4, "latency, error_rate, cpu_usage or uptime")
 COST = Label("factor", 11, "latency, error_rate, cpu_usage, uptime, or the state that rules the score out")
@@ -118,6 +118,17 @@ SLO_COVERAGE = _gauge(
     Unit.RATIO,
     "Share of the window in which the fleet was seen; the rest is unknown.",
     (WINDOW,),
+)
+
+SLO_FIRST_OUTPUT = Metric(
+    "tailkeeper_slo_first_output_seconds",
+    Kind.HISTOGRAM,
+    Unit.SECONDS,
+    "How long a tier's requests waited for what the tier promises: the first token, or the whole answer where it is not"
+    " streamed. Of answered requests that are told one by one.",
+    (TIER,),
+    Merge.SUM,
+    LATENCY_BUCKETS,
 )
 
 CAPACITY_IDLE = _gauge(
@@ -248,6 +259,7 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     SLO_WEIGHTED,
     SLO_BUDGET_LEFT,
     SLO_COVERAGE,
+    SLO_FIRST_OUTPUT,
     CAPACITY_IDLE,
     CAPACITY_GPU_SECONDS,
     CAPACITY_TPOT_SLOPE,

@@ -7,7 +7,7 @@ from tailkeeper_alerts.promql import CLUSTER, LE, by, count, eq, quantile, serie
 from tailkeeper_alerts.promql import bucket as bucket_of
 from tailkeeper_alerts.slo import budget
 from tailkeeper_exporter.catalog import BACKEND, GENERATED_TOKENS, ITL, LATENCY, MODEL, PROMPT_TOKENS, TTFT, Metric
-from tailkeeper_watchdog.metrics import SLO_COMPLIANCE, TIER
+from tailkeeper_watchdog.metrics import SLO_COMPLIANCE, SLO_FIRST_OUTPUT, TIER
 from tailkeeper_watchdog.metrics import WINDOW as SPAN
 
 WINDOW = "5m"
@@ -29,16 +29,22 @@ def rate_record(metric: Metric) -> str:
     return f"llm:{metric.name.removeprefix('llm_').removesuffix('_total')}:rate1m"
 
 
+def tier_quantile_record(q: float) -> str:
+    """The recorded name of how long a tier waits, for example ``tailkeeper:slo_first_output_seconds:p99_5m``."""
+    return f"tailkeeper:{SLO_FIRST_OUTPUT.name.removeprefix('tailkeeper_')}:p{q * 100:g}_{WINDOW}"
+
+
 def tier_record(span: str) -> str:
     """The recorded name of how fast a tier spends its error budget."""
     return f"tailkeeper:slo_burn:rate{span}"
 
 
 def group(settings: RuleSettings) -> Group:
-    """Quantiles and token rates by backend and model; for tiers what the watchdog counts, as rates of burning."""
+    """Quantiles and token rates by backend and model; for tiers quantiles and rates of burning, of what the watchdog counts."""
     quantiles = tuple(_quantile(metric, q) for metric in HISTOGRAMS for q in QUANTILES)
     rates = tuple(_rate(metric) for metric in (GENERATED_TOKENS, PROMPT_TOKENS))
-    tiers = tuple(_tier(span, budget(settings)) for span in TIER_SPANS)
+    waits = tuple(_tier_quantile(q) for q in QUANTILES)
+    tiers = (*waits, *(_tier(span, budget(settings)) for span in TIER_SPANS))
     return Group("tailkeeper-latency", (*quantiles, *rates, *tiers), queries=_queries(budget(settings)))
 
 
@@ -50,6 +56,12 @@ def _quantile(metric: Metric, q: float) -> Recording:
 def _rate(metric: Metric) -> Recording:
     # Two exporters of one backend tell the same twice, so the larger counts and not the sum.
     return Recording(rate_record(metric), by("max", BY, f"rate({series(metric)}[1m])"), f"Per second. {metric.help}")
+
+
+def _tier_quantile(q: float) -> Recording:
+    # Of several watchdogs the standby ones count the same requests; they are one tier's, so the sum changes no quantile.
+    meaning = f"P{q * 100:g} of a tier over {WINDOW}; nothing where nothing was observed. {SLO_FIRST_OUTPUT.help}"
+    return Recording(tier_quantile_record(q), quantile(q, SLO_FIRST_OUTPUT, (CLUSTER, TIER), WINDOW), meaning)
 
 
 def _tier(span: str, allowed: str) -> Recording:
@@ -76,7 +88,15 @@ def _inputs() -> tuple[Input, ...]:
     histograms = (item for metric in HISTOGRAMS for of in models for item in _histogram(metric, *of))
     tokens = series(GENERATED_TOKENS, eq(BACKEND, "a"), eq(MODEL, "m"))
     pair = (Input(tokens.replace("}", f',instance="exporter-{n}:9400"}}'), "0+150x30") for n in (1, 2))
-    return (*histograms, *pair, Input(series(SLO_COMPLIANCE, eq(TIER, "gold"), eq(SPAN, "1h")), "0.98x30"))
+    waits = (
+        *(
+            Input(bucket_of(SLO_FIRST_OUTPUT, eq(TIER, tier), eq(LE, bound)), f"0+{step}x30")
+            for tier, rise in (("gold", 30), ("idle", 0))
+            for bound, step in {"1": 0, "2.0": rise, "+Inf": rise}.items()
+        ),
+        *(Input(count(SLO_FIRST_OUTPUT, eq(TIER, tier)), f"0+{rise}x30") for tier, rise in (("gold", 30), ("idle", 0))),
+    )
+    return (*histograms, *pair, *waits, Input(series(SLO_COMPLIANCE, eq(TIER, "gold"), eq(SPAN, "1h")), "0.98x30"))
 
 
 def _queries(allowed: str) -> tuple[QueryCase, ...]:
@@ -103,6 +123,11 @@ def _queries(allowed: str) -> tuple[QueryCase, ...]:
         ),
         case("the median is in the middle of its bucket", quantile_record(TTFT, 0.5), *at_both(1.5)),
         case("two exporters of one backend do not make twice the tokens", rate, ('backend="a", model="m"', 10.0)),
+        case(
+            "P99 of a tier is where its requests are, of an idle one it is nothing",
+            tier_quantile_record(0.99),
+            ('tier="gold"', 1.99),
+        ),
         case("a tier burns by what the watchdog counted", tier_record("1h"), ('tier="gold"', (1 - 0.98) / float(allowed))),
         case("a tier without a request does not burn", tier_record("1d")),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from tailkeeper_exporter.catalog import SIGNALS, Kind
 from tailkeeper_exporter.catalog import Metric as Declared
+from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.api.documents import known_p99
 from tailkeeper_watchdog.detectors import DETECTORS
@@ -25,8 +26,9 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 ACCEPT_LIMIT_CHARS = 4_096
 """Ten times Prometheus 3's header."""
 
-Series = tuple[Declared, Sequence[tuple[tuple[str, ...], float | None]]]
-"""A gauge or a counter, and its values by labels; what is None is not emitted."""
+Value = float | Histogram | None
+Series = tuple[Declared, Sequence[tuple[tuple[str, ...], Value]]]
+"""A gauge, a counter or a histogram, and its values by labels; what is None is not emitted."""
 
 
 class TickDurations:
@@ -43,22 +45,33 @@ class TickDurations:
                 self.counts[index] += 1
 
 
-def _gauge(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | None]]) -> Metric:
+def _gauge(declared: Declared, rows: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
     family = GaugeMetricFamily(declared.name, declared.help, labels=declared.label_names)
     for labels, value in rows:
-        if value is not None and isfinite(value):
+        if isinstance(value, int | float) and isfinite(value):
             family.add_metric(labels, value)
     return family
 
 
-def _family(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float | None]]) -> Metric:
-    """As ``_gauge``, and a counter for what is declared as one."""
+def _family(declared: Declared, rows: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
+    """As ``_gauge``, and a counter or a histogram for what is declared as one."""
+    if declared.kind is Kind.HISTOGRAM:
+        return _histogram(declared, rows)
     if declared.kind is not Kind.COUNTER:
         return _gauge(declared, rows)
     family = CounterMetricFamily(declared.name.removesuffix("_total"), declared.help, labels=declared.label_names)
     for labels, value in rows:
-        if value is not None:
+        if isinstance(value, int | float):
             family.add_metric(labels, value)
+    return family
+
+
+def _histogram(declared: Declared, rows: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
+    family = HistogramMetricFamily(declared.name, declared.help, labels=declared.label_names)
+    for labels, value in rows:
+        if isinstance(value, Histogram):
+            bounds = [*(str(bound) for bound in value.bounds[:-1]), "+Inf"]
+            family.add_metric(labels, list(zip(bounds, value.counts, strict=True)), value.sum)
     return family
 
 
@@ -90,11 +103,8 @@ class WatchdogCollector(Collector):
             yield _family(declared, rows)
 
     def _tick_duration(self) -> Metric:
-        declared = metrics.TICK_DURATION
-        family = HistogramMetricFamily(declared.name, declared.help)
-        bounds = [*(str(b) for b in metrics.TICK_BUCKETS), "+Inf"]
-        family.add_metric([], list(zip(bounds, self._durations, strict=True)), self._duration_sum)
-        return family
+        bounds = (*metrics.TICK_BUCKETS, inf)
+        return _histogram(metrics.TICK_DURATION, [((), Histogram(bounds, self._durations, self._duration_sum))])
 
     def _decisions(self) -> Metric:
         """Every combination exists at 0 from the start, so that the first decision of a kind is seen to rise."""

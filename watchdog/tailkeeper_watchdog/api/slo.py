@@ -66,4 +66,5 @@ def series(book: SloBook, now_unix_s: float) -> Iterator[Series]:
     yield metrics.SLO_COMPLIANCE, [((tier, w.span.name), w.compliance) for tier, w in found]
     yield metrics.SLO_WEIGHTED, [((tier, w.span.name), w.weighted) for tier, w in found]
     yield metrics.SLO_BUDGET_LEFT, [((tier, w.span.name), w.budget_left) for tier, w in found]
+    yield metrics.SLO_FIRST_OUTPUT, [((tier,), waited) for tier, waited in book.waits().items()]
     yield metrics.SLO_COVERAGE, [((span.name,), book.coverage(span, now_unix_s)) for span in SPANS]

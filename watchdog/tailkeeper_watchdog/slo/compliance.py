@@ -7,13 +7,18 @@ to be read beside every figure.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 
+from tailkeeper_exporter.readings import Histogram
+from tailkeeper_watchdog.metrics import SLO_FIRST_OUTPUT
 from tailkeeper_watchdog.model import BackendObservation, RequestRecord, Situation
 from tailkeeper_watchdog.slo.bins import SPANS, Bins, Row, Span
 from tailkeeper_watchdog.slo.counters import Mark, between, mark
-from tailkeeper_watchdog.slo.tiers import DEFAULT, NOTHING, Counts, Tier, judged, tier_of
+from tailkeeper_watchdog.slo.tiers import DEFAULT, FAILED, NOTHING, Counts, Tier, first_output_s, judged, tier_of
 
 COVERAGE = ""
 """Key of the bins that hold seconds: those that passed, as far as the fleet was seen in them."""
@@ -51,6 +56,22 @@ def compliance(span: Span, counts: Counts, objective: float, coverage: float) ->
     return Compliance(span, counts.requests, counts.good, kept, weighted, (1.0 - kept) / (1.0 - objective), coverage)
 
 
+class Waits:
+    """How long one tier's requests waited, since the start. Written by the loop's task only."""
+
+    BOUNDS = (*SLO_FIRST_OUTPUT.buckets, inf)
+
+    def __init__(self) -> None:
+        self._counts, self._sum = [0] * len(self.BOUNDS), 0.0
+
+    def add(self, waited_s: float) -> None:
+        self._counts[bisect_left(self.BOUNDS, waited_s)] += 1
+        self._sum += waited_s
+
+    def histogram(self) -> Histogram:
+        return Histogram(self.BOUNDS, tuple(accumulate(self._counts)), self._sum)
+
+
 class SloBook:
     """All counts. ``note`` each tick's situation; ``windows`` for what came of it. One task writes, others read snapshots.
 
@@ -62,6 +83,7 @@ class SloBook:
     ) -> None:
         self.tiers, self.objective = tiers, objective
         self._bins = {key: Bins(key) for key in (COVERAGE, *(t.name for t in tiers))}
+        self._waits = {t.name: Waits() for t in tiers}
         for row in rows:
             if row.key in self._bins:
                 self._bins[row.key].restore(row)
@@ -105,6 +127,9 @@ class SloBook:
                 of, ended = tier_of(record, self.tiers), _ended(record, wall)
                 counts = judged(record, of)
                 if counts is not NOTHING:
+                    waited_s = first_output_s(record)
+                    if counts is not FAILED and waited_s is not None:
+                        self._waits[of.name].add(waited_s)
                     key = (of.name, SPANS[0].number(ended))
                     known, _ = found.get(key, (NOTHING, ended))
                     found[key] = (known + counts, ended)
@@ -148,6 +173,10 @@ class SloBook:
             )
             for tier in self.tiers
         }
+
+    def waits(self) -> Mapping[str, Histogram]:
+        """How long each tier's answered requests waited for their first output, of those that are told one by one."""
+        return {name: waits.histogram() for name, waits in self._waits.items()}
 
     def coverage(self, span: Span, now_unix_s: float) -> float:
         """Share of the span in which the fleet was seen, in [0, 1]; half of it where half of the fleet was."""

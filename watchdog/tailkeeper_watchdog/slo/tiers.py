@@ -100,16 +100,21 @@ KEPT = Counts(1.0, 1.0, 1.0)
 FAILED = Counts(1.0)
 
 
+def first_output_s(record: RequestRecord) -> float | None:
+    """What the promise is about: until the first token, or the whole answer of one that was not streamed."""
+    return record.e2e_s if record.ttft_s is None else record.ttft_s
+
+
 def judged(record: RequestRecord, of: Tier) -> Counts:
     """What one request counts. Aborted ones are the client's choice, and what is not known is not kept: both count nothing."""
     if record.outcome in _FAILED:
         return FAILED
     if record.outcome != "ok":
         return NOTHING
-    streamed = record.ttft_s is not None
-    latency_s = record.ttft_s if streamed else record.e2e_s
+    latency_s = first_output_s(record)
     if latency_s is None:
         return NOTHING
+    streamed = record.ttft_s is not None
     limit_s, discomfort_s = (of.limit_s, of.discomfort_s) if streamed else (of.whole_limit_s, of.whole_discomfort_s)
     if latency_s <= limit_s:
         return KEPT
