@@ -23,7 +23,8 @@ $(READY): pyproject.toml constraints.txt
 # Node comes as a wheel, so that any system has a recent one.
 $(HARNESS)/node_modules/.ready: $(HARNESS)/package-lock.json | $(READY)
 	@echo "installing the board harness's Node packages (once, about a minute) ..."
-	@cd $(HARNESS) && PATH="$(CURDIR)/$(BIN):$$PATH" npm ci --ignore-scripts --silent
+	@# Node has its own list of authorities; behind a company's proxy only the system's knows the proxy's.
+	@cd $(HARNESS) && NODE_USE_SYSTEM_CA=1 PATH="$(CURDIR)/$(BIN):$$PATH" npm ci --ignore-scripts --loglevel=error
 	@touch $@
 
 $(PAGE): $(HARNESS)/node_modules/.ready $(HARNESS)/build.mjs $(HARNESS)/index.html $(shell find $(HARNESS)/src -type f)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import fsum
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from tailkeeper_watchdog.model import Finding, FindingKind, Knob, Lease, Severit
 from tests.scenario.world import World
 from tests.unit.watchdog_http import client_of, gated, world_at
 
-Values = Mapping[str, Mapping[tuple[str, ...], float | None]]
+Values = Mapping[str, Mapping[tuple[str, ...], Any]]
 
 
 def _finding(*shares: Share, backend: str = "a", kind: FindingKind = FindingKind.GROWTH, signal: str = "ttft") -> Finding:
