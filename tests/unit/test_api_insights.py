@@ -67,7 +67,9 @@ async def test_a_slow_backend_costs_budget_and_the_series_say_so(tmp_path: Path)
     assert series['tailkeeper_slo_compliance_ratio{tier="default",window="1h"}'] < 0.6
     assert series['tailkeeper_slo_error_budget_left_ratio{tier="default",window="30d"}'] == 0.0
     assert 0 < series['tailkeeper_slo_coverage_ratio{window="30d"}'] < 1e-4
-    assert not any("default-text" in name for name in series)  # nobody asked: no series, and no 100 %
+    of_text = {name: value for name, value in series.items() if "default-text" in name}
+    assert not any("_ratio" in name for name in of_text)  # nobody asked: no share, and no 100 %
+    assert set(of_text.values()) == {0.0}  # its waits stand at 0 from the start, so that the first one is a rise
 
 
 @pytest.mark.parametrize("path", ["/api/v1/slo"])
