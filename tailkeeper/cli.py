@@ -1,6 +1,6 @@
 """The one console command. Parses, loads the configuration, and hands over; heavy parts are imported when used.
 
-Exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration.
+Exit codes are those of ``ending``; the benchmarks' commands are in ``cli_bench``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tailkeeper import __version__
+from tailkeeper.cli_bench import bench
 from tailkeeper.config import Config, ConfigError, effective, load, weights_in
+from tailkeeper.ending import FAILED, USAGE, fail, need
 from tailkeeper.logs import LogFormat, set_up
-from tailkeeper_exporter.change_rights import read_token
+from tailkeeper.watchdog_process import watchdog_of
 from tailkeeper_exporter.settings import check_address, is_loopback, is_same_server
 from tailkeeper_watchdog.weights_file import WeightsFile
 
 if TYPE_CHECKING:
     from tailkeeper_alerts.notifications.receivers import Receivers
-    from tailkeeper_exporter.discovery import Discoverer
-    from tailkeeper_watchdog.leadership import Leadership
-    from tailkeeper_watchdog.settings import WatchedBackend
 
 app = typer.Typer(
     name="tailkeeper",
@@ -36,9 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-USAGE = 2
-FAILED = 1
 
 ConfigFile = Annotated[Path, typer.Option("-c", "--config", help="The configuration file (YAML).")]
 Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Instead of the configured address.")]
@@ -60,13 +56,6 @@ def root(
 ) -> None:
     """Keeps the tail latency of self-hosted LLM inference inside its SLA."""
     set_up(log_format)
-
-
-def fail(code: int, *lines: str) -> NoReturn:
-    """Say what was wrong on stderr and end."""
-    for line in lines:
-        typer.echo(f"tailkeeper: {line}", err=True)
-    raise typer.Exit(code)
 
 
 def _load(path: Path) -> Config:
@@ -95,53 +84,6 @@ def _run(work: Any) -> None:
         fail(USAGE, str(error))
     except OSError as error:
         fail(FAILED, f"{error.strerror or error}")
-
-
-def _need(extra: str, error: ImportError) -> NoReturn:
-    fail(FAILED, f"this command needs more than is installed ({error.name}): pip install 'tailkeeper[{extra}]'")
-
-
-def _watchdog(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None) -> Any:
-    """A watchdog, over what is listed and what ``discoverer`` finds; who calls runs both. ``file`` is followed.
-
-    It is built once no other one leads that has the same ledger.
-    """
-    try:
-        import tailkeeper_watchdog.app  # noqa: F401 - now, for who takes over a dead leader's place has no second for it
-        from tailkeeper_watchdog.leader_lease import KubernetesLeadership, new_identity
-        from tailkeeper_watchdog.leadership import AllOf, FileLock
-        from tailkeeper_watchdog.standby import TRY_EVERY_S, TRY_SERVER_EVERY_S, Standby
-    except ImportError as error:
-        _need("watchdog", error)
-    settings = config.watchdog
-    lock = FileLock(settings.state, settings.listen, time.time)
-    try:
-        token = read_token(settings.token_file, "watchdog.token_file")
-    except (ValueError, OSError) as error:
-        fail(USAGE, str(error))
-    try:
-        lock.check()
-    except OSError as error:
-        fail(FAILED, f"watchdog.state: {settings.state}: {error.strerror}; is the folder there and writable?")
-    lease = settings.leader
-    leadership = lock if lease is None else AllOf(lock, KubernetesLeadership(lease, new_identity()))
-    build = partial(_built, file, config, discoverer, leadership)
-    every_s = TRY_EVERY_S if lease is None else TRY_SERVER_EVERY_S
-    return Standby(leadership, build, settings.listen, settings.state, token, every_s)
-
-
-def _built(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None, leadership: Leadership) -> Any:
-    from tailkeeper_watchdog.actuators.calls import CallError
-    from tailkeeper_watchdog.app import Watchdog
-    from tailkeeper_watchdog.ledger import LedgerError
-
-    try:
-        found = None if discoverer is None else lambda: discoverer.backends
-        return Watchdog(config.for_watchdog(), found, file, leadership)
-    except LedgerError as error:
-        fail(FAILED, f"watchdog.state: {error}")
-    except (ValueError, OSError, CallError) as error:
-        fail(USAGE, str(error))
 
 
 @app.command()
@@ -186,7 +128,7 @@ def watchdog(config: ConfigFile, listen: Listen = None, log_format: Format = Non
     if not is_loopback(address) and loaded.watchdog.token_file is None:
         fail(USAGE, f"--listen: {address} is not loopback; set watchdog.token_file, or listen on 127.0.0.1")
     discoverer = loaded.discoverer()
-    _run(with_discovery(discoverer, _watchdog(file, loaded.listening_at(address), discoverer).run()))
+    _run(with_discovery(discoverer, watchdog_of(file, loaded.listening_at(address), discoverer).run()))
 
 
 @app.command()
@@ -197,7 +139,7 @@ def up(config: ConfigFile, log_format: Format = None) -> None:
     set_up(log_format)
     file = WeightsFile(config, weights_in)
     loaded = _load(config)
-    _run(run_together(loaded, partial(_watchdog, file)))
+    _run(run_together(loaded, partial(watchdog_of, file)))
 
 
 @app.command("check-config")
@@ -219,7 +161,7 @@ def _check_baselines(path: Path | None) -> None:
     try:
         from tailkeeper_watchdog.baseline_store import BaselineFileError, read_file
     except ImportError as error:
-        _need("watchdog", error)
+        need("watchdog", error)
     try:
         read_file(path)
     except BaselineFileError as error:
@@ -271,7 +213,7 @@ def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str
     try:
         from tailkeeper.generate import documents
     except ImportError as error:
-        _need("dashboards", error)
+        need("dashboards", error)
     return documents(receivers, config)
 
 
@@ -336,7 +278,7 @@ def replay(
         from tailkeeper.replay import NothingToReplayError, UsageError, run, wanted
         from tailkeeper_watchdog.replay.words import text
     except ImportError as error:
-        _need("watchdog", error)
+        need("watchdog", error)
     try:
         what = wanted(records, prometheus, start, end, time.time())
         loaded = None if config is None else _load(config)
@@ -367,7 +309,7 @@ def demo(
     try:
         from tailkeeper_demo.story import DemoError, run_demo
     except ImportError as error:
-        _need("demo", error)
+        need("demo", error)
     set_up(LogFormat.JSON)
     try:
         from tailkeeper_alerts.render import RULES_PATH, render
@@ -380,121 +322,7 @@ def demo(
     raise typer.Exit(0 if well else FAILED)
 
 
-bench = typer.Typer(help="The project's own benchmarks, figures as JSON.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-
-
-def _benchmarks() -> Any:
-    try:
-        from tailkeeper import bench as benchmarks
-    except ImportError as error:
-        _need("watchdog", error)
-    return benchmarks
-
-
-Json = Annotated[bool, typer.Option("--json", help="JSON is always printed; accepted for scripts.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
-
-
-@bench.command("tick")
-def bench_tick(
-    backends: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
-    ticks: Annotated[int, typer.Option(min=3, max=10_000)] = 20,
-    as_json: Json = False,
-    seed: Seed = 1,
-) -> None:
-    """Whole ticks over a synthetic fleet."""
-    typer.echo(json.dumps(_benchmarks().tick_bench(backends, ticks, seed)))
-
-
-@bench.command("p99")
-def bench_p99(as_json: Json = False, seed: Seed = 1) -> None:
-    """An exact sliding P99 beside its peers, at windows of 1,000, 10,000 and 100,000 samples."""
-    try:
-        from tailkeeper.bench_p99 import p99_bench
-    except ImportError as error:
-        _need("watchdog", error)
-    try:
-        typer.echo(json.dumps(p99_bench(seed)))
-    except RuntimeError as error:
-        fail(FAILED, str(error))
-
-
-@bench.command("exporter")
-def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[float, typer.Option(min=2, max=600)] = 10) -> None:
-    """Parsing against prometheus_client in one run, and CPU per backend at one read a second."""
-    typer.echo(json.dumps(_benchmarks().exporter_bench(seconds)))
-
-
-@bench.command("loop")
-def bench_loop(
-    trials: Annotated[int, typer.Option(min=1, max=1_000)] = 20,
-    tick_s: Annotated[float, typer.Option(min=0.1, max=10)] = 0.5,
-    peers: Annotated[bool, typer.Option("--peers", help="Beside it Envoy and HAProxy alone.")] = False,
-    as_json: Json = False,
-    seed: Seed = 1,
-) -> None:
-    """From the first exporter page that reports the state to the changed weight read at the gateway; GPU faults; shedding."""
-    try:
-        typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed, peers)))
-    except (RuntimeError, TimeoutError) as error:
-        fail(FAILED, str(error) or "a gateway was never changed: a trial ended after 30 s")
-
-
-@bench.command("forecast")
-def bench_forecast(
-    hours: Annotated[float, typer.Option(min=1, max=100, help="Simulated, of each stream.")] = 4,
-    backends: Annotated[int, typer.Option(min=1, max=100)] = 4,
-    as_json: Json = False,
-    seed: Seed = 1,
-) -> None:
-    """Forecasts of the next 30 s against the last value, on simulated queues."""
-    try:
-        from tailkeeper.bench_forecast import forecast_bench
-    except ImportError as error:
-        _need("watchdog", error)
-    typer.echo(json.dumps(forecast_bench(hours, backends, seed)))
-
-
-@bench.command("tap")
-def bench_tap(
-    streams: Annotated[int, typer.Option(min=1, max=2_000)] = 200,
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Of each round, direct and tapped each.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, max=100)] = 3,
-    as_json: Json = False,
-    seed: Seed = 1,
-) -> None:
-    """Streams straight from an engine and through the tap, in turns: added first-token time, throughput, CPU."""
-    from tailkeeper.bench_tap import run
-
-    try:
-        typer.echo(json.dumps(asyncio.run(run(streams, seconds, rounds, seed))))
-    except RuntimeError as error:
-        fail(FAILED, str(error))
-
-
-@bench.command("drift")
-def bench_drift(
-    as_json: Annotated[bool, typer.Option("--json", help="Figures instead of tables; a file always gives JSON.")] = False,
-    seed: Seed = 1,
-    records: Annotated[Path | None, typer.Option("--input", help="CSV of request records to run every detector over.")] = None,
-    baseline: Annotated[int, typer.Option(min=1, help="With --input: so many first rows are the baseline.")] = 20_000,
-    streams: Annotated[int, typer.Option(min=1, max=50, help="Simulated streams of each kind, with and without drift.")] = 4,
-    quick: Annotated[bool, typer.Option("--quick", help="One short stream of each kind: a look, not a measurement.")] = False,
-) -> None:
-    """Drift detectors: false alarms, share of drifts found and delay, on simulated streams or a file."""
-    try:
-        from tailkeeper import bench_drift as drift
-    except ImportError as error:
-        _need("watchdog", error)
-    if records is not None:
-        try:
-            typer.echo(json.dumps(drift.input_bench(records, baseline)))
-        except (ValueError, OSError) as error:
-            fail(USAGE, f"--input {records}: {error}")
-        return
-    figures = drift.stream_bench(drift.QUICK if quick else drift.Size(streams), seed)
-    typer.echo(json.dumps(figures) if as_json else drift.table(figures))
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tailkeeper.ending import FAILED, USAGE
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.settings import AlertmanagerSettings
@@ -26,7 +27,6 @@ DEADLINE_S = 5.0
 SEEN_WITHIN_S = 15.0
 """Alertmanager shows an alert at once, and whom it is for when its dispatcher has taken it up."""
 POLL_S = 0.5
-FAILED, USAGE = 1, 2
 REMINDER_ENDING = "-again"
 
 Say = Callable[[str], None]

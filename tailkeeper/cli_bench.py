@@ -1,0 +1,127 @@
+"""``tailkeeper bench …``: each command parses, runs its benchmark, which is imported when used, and prints figures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tailkeeper.ending import FAILED, USAGE, fail, need
+
+bench = typer.Typer(help="The project's own benchmarks, figures as JSON.", no_args_is_help=True)
+
+
+def _benchmarks() -> Any:
+    try:
+        from tailkeeper import bench as benchmarks
+    except ImportError as error:
+        need("watchdog", error)
+    return benchmarks
+
+
+Json = Annotated[bool, typer.Option("--json", help="JSON is always printed; accepted for scripts.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+
+
+@bench.command("tick")
+def bench_tick(
+    backends: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
+    ticks: Annotated[int, typer.Option(min=3, max=10_000)] = 20,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Whole ticks over a synthetic fleet."""
+    typer.echo(json.dumps(_benchmarks().tick_bench(backends, ticks, seed)))
+
+
+@bench.command("p99")
+def bench_p99(as_json: Json = False, seed: Seed = 1) -> None:
+    """An exact sliding P99 beside its peers, at windows of 1,000, 10,000 and 100,000 samples."""
+    try:
+        from tailkeeper.bench_p99 import p99_bench
+    except ImportError as error:
+        need("watchdog", error)
+    try:
+        typer.echo(json.dumps(p99_bench(seed)))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
+
+
+@bench.command("exporter")
+def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[float, typer.Option(min=2, max=600)] = 10) -> None:
+    """Parsing against prometheus_client in one run, and CPU per backend at one read a second."""
+    typer.echo(json.dumps(_benchmarks().exporter_bench(seconds)))
+
+
+@bench.command("loop")
+def bench_loop(
+    trials: Annotated[int, typer.Option(min=1, max=1_000)] = 20,
+    tick_s: Annotated[float, typer.Option(min=0.1, max=10)] = 0.5,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside it Envoy and HAProxy alone.")] = False,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """From the first exporter page that reports the state to the changed weight read at the gateway; GPU faults; shedding."""
+    try:
+        typer.echo(json.dumps(_benchmarks().loop_bench(trials, tick_s, seed, peers)))
+    except (RuntimeError, TimeoutError) as error:
+        fail(FAILED, str(error) or "a gateway was never changed: a trial ended after 30 s")
+
+
+@bench.command("forecast")
+def bench_forecast(
+    hours: Annotated[float, typer.Option(min=1, max=100, help="Simulated, of each stream.")] = 4,
+    backends: Annotated[int, typer.Option(min=1, max=100)] = 4,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Forecasts of the next 30 s against the last value, on simulated queues."""
+    try:
+        from tailkeeper.bench_forecast import forecast_bench
+    except ImportError as error:
+        need("watchdog", error)
+    typer.echo(json.dumps(forecast_bench(hours, backends, seed)))
+
+
+@bench.command("tap")
+def bench_tap(
+    streams: Annotated[int, typer.Option(min=1, max=2_000)] = 200,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Of each round, direct and tapped each.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, max=100)] = 3,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Streams straight from an engine and through the tap, in turns: added first-token time, throughput, CPU."""
+    from tailkeeper.bench_tap import run
+
+    try:
+        typer.echo(json.dumps(asyncio.run(run(streams, seconds, rounds, seed))))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
+
+
+@bench.command("drift")
+def bench_drift(
+    as_json: Annotated[bool, typer.Option("--json", help="Figures instead of tables; a file always gives JSON.")] = False,
+    seed: Seed = 1,
+    records: Annotated[Path | None, typer.Option("--input", help="CSV of request records to run every detector over.")] = None,
+    baseline: Annotated[int, typer.Option(min=1, help="With --input: so many first rows are the baseline.")] = 20_000,
+    streams: Annotated[int, typer.Option(min=1, max=50, help="Simulated streams of each kind, with and without drift.")] = 4,
+    quick: Annotated[bool, typer.Option("--quick", help="One short stream of each kind: a look, not a measurement.")] = False,
+) -> None:
+    """Drift detectors: false alarms, share of drifts found and delay, on simulated streams or a file."""
+    try:
+        from tailkeeper import bench_drift as drift
+    except ImportError as error:
+        need("watchdog", error)
+    if records is not None:
+        try:
+            typer.echo(json.dumps(drift.input_bench(records, baseline)))
+        except (ValueError, OSError) as error:
+            fail(USAGE, f"--input {records}: {error}")
+        return
+    figures = drift.stream_bench(drift.QUICK if quick else drift.Size(streams), seed)
+    typer.echo(json.dumps(figures) if as_json else drift.table(figures))

@@ -1,0 +1,63 @@
+"""The watchdog as a process of its own, from a configuration: what keeps two from leading at once, then the watchdog itself.
+
+What cannot be is a line on stderr and the end of the command (``ending``).
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tailkeeper.config import Config
+from tailkeeper.ending import FAILED, USAGE, fail, need
+from tailkeeper_exporter.change_rights import read_token
+from tailkeeper_watchdog.weights_file import WeightsFile
+
+if TYPE_CHECKING:
+    from tailkeeper_exporter.discovery import Discoverer
+    from tailkeeper_watchdog.leadership import Leadership
+    from tailkeeper_watchdog.settings import WatchedBackend
+
+
+def watchdog_of(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None) -> Any:
+    """A watchdog, over what is listed and what ``discoverer`` finds; who calls runs both. ``file`` is followed.
+
+    It is built once no other one leads that has the same ledger.
+    """
+    try:
+        import tailkeeper_watchdog.app  # noqa: F401 - now, for who takes over a dead leader's place has no second for it
+        from tailkeeper_watchdog.leader_lease import KubernetesLeadership, new_identity
+        from tailkeeper_watchdog.leadership import AllOf, FileLock
+        from tailkeeper_watchdog.standby import TRY_EVERY_S, TRY_SERVER_EVERY_S, Standby
+    except ImportError as error:
+        need("watchdog", error)
+    settings = config.watchdog
+    lock = FileLock(settings.state, settings.listen, time.time)
+    try:
+        token = read_token(settings.token_file, "watchdog.token_file")
+    except (ValueError, OSError) as error:
+        fail(USAGE, str(error))
+    try:
+        lock.check()
+    except OSError as error:
+        fail(FAILED, f"watchdog.state: {settings.state}: {error.strerror}; is the folder there and writable?")
+    lease = settings.leader
+    leadership = lock if lease is None else AllOf(lock, KubernetesLeadership(lease, new_identity()))
+    build = partial(_built, file, config, discoverer, leadership)
+    every_s = TRY_EVERY_S if lease is None else TRY_SERVER_EVERY_S
+    return Standby(leadership, build, settings.listen, settings.state, token, every_s)
+
+
+def _built(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None, leadership: Leadership) -> Any:
+    from tailkeeper_watchdog.actuators.calls import CallError
+    from tailkeeper_watchdog.app import Watchdog
+    from tailkeeper_watchdog.ledger import LedgerError
+
+    try:
+        found = None if discoverer is None else lambda: discoverer.backends
+        return Watchdog(config.for_watchdog(), found, file, leadership)
+    except LedgerError as error:
+        fail(FAILED, f"watchdog.state: {error}")
+    except (ValueError, OSError, CallError) as error:
+        fail(USAGE, str(error))
