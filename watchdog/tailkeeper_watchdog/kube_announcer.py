@@ -104,19 +104,13 @@ class KubeAnnouncer:
 
 
 def announcement_of(one: Happening, instance: str) -> Announcement:
-    told = {
-        names.STRATEGY: one.strategy,
-        names.TRIGGER: one.trigger.value,
-        names.PHASE: one.phase.value,
-        names.BACKEND: one.backend,
-        **one.values,
-    }
-    annotations = {name: str(told[name])[:MAX_ANNOTATION_CHARS] for name in names.ANNOTATED if told.get(name) is not None}
+    told = one.attributes
+    texts = {name: str(told[name])[:MAX_ANNOTATION_CHARS] for name in names.ANNOTATED if told.get(name) is not None}
     return Announcement(
         reason=REASONS[str(one.values[names.VERDICT])],
         message=one.sentence,
         is_warning=one.severity is not Severity.INFO,
         at_unix_s=one.at_unix_s,
-        annotations=annotations,
+        annotations={names.ANNOTATION_PREFIX + name: text for name, text in texts.items()},
         key=f"{instance}/{one.gateway}/{one.values.get(names.DECISION_ID)}",
     )

@@ -12,7 +12,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,10 +37,6 @@ ERROR_BODY_LIMIT_BYTES = 2_048
 
 Key = tuple[tuple[str, str], ...]
 _RANK = {Severity.PAGE.value: 0, Severity.TICKET.value: 1}
-
-
-def _time(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat()
 
 
 def _key(alert: Alert) -> Key:
@@ -123,7 +118,7 @@ class Notifier:
         told = {alert["annotations"].get("finding") for alert in self._told.values()} - {None}
         known = self._told.keys() | self._offered
         moved = [key for key, a in alerts.items() if key not in known and a["annotations"].get("finding") in told]
-        now = _time(self._wall())
+        now = alert_words.time(self._wall())
         self._starts = {key: start for key, start in self._starts.items() if key in alerts} | dict.fromkeys(moved, now)
         return {key: a if key not in self._starts else {**a, "startsAt": self._starts[key]} for key, a in alerts.items()}
 
@@ -161,7 +156,7 @@ class Notifier:
         annotations = self._annotated(told, lasted=lambda since: alert_words.span(now - since))["annotations"]
         if self._names is not None and told["labels"]["backend"] not in self._names and "finding" not in annotations:
             annotations = {**annotations, "summary": f"{annotations['summary']}; over: {GONE}"}
-        return {**told, "annotations": annotations, "endsAt": _time(now)}
+        return {**told, "annotations": annotations, "endsAt": alert_words.time(now)}
 
     async def _post(self, alerts: list[Alert]) -> str | None:
         """None, or in words why Alertmanager did not take them."""

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from tailkeeper_watchdog.actuators.kube_api import Ask, ConflictError, KubeApi, Resource
-from tailkeeper_watchdog.actuators.kube_objects import PREFIX, Place, part
+from tailkeeper_watchdog.actuators.kube_objects import Place, part
 from tailkeeper_watchdog.actuators.kube_steps import WORKLOADS, found
 
 EVENTS = Resource("", "v1", "events")
@@ -59,14 +59,14 @@ def event_of(place: Place, kind: str, thing: Mapping[str, Any], told: Announceme
         "metadata": {
             "name": f"{place.name[:_MAX_NAME_CHARS].rstrip('.-')}.{blake2b(told.key.encode(), digest_size=8).hexdigest()}",
             "namespace": place.namespace,
-            "annotations": {PREFIX + key: text for key, text in told.annotations.items()},
+            "annotations": dict(told.annotations),
         },
         "involvedObject": {
             "apiVersion": "v1" if group is None else f"{group.group}/{group.version}",
             "kind": WORKLOADS[kind][1] if kind in WORKLOADS else "Pod",
             "name": place.name,
             "namespace": place.namespace,
-            **{key: about[name] for key, name in _IDENTITY.items() if about.get(name)},
+            **{key: about[key] for key in ("uid", "resourceVersion") if about.get(key)},
         },
         "reason": told.reason,
         "message": _cut(told.message),
@@ -78,9 +78,6 @@ def event_of(place: Place, kind: str, thing: Mapping[str, Any], told: Announceme
         "lastTimestamp": at,
         "count": 1,
     }
-
-
-_IDENTITY = {"uid": "uid", "resourceVersion": "resourceVersion"}
 
 
 def _cut(text: str) -> str:

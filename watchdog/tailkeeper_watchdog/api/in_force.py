@@ -16,8 +16,6 @@ MAX_VALUE_CHARS = 60
 """A cause may be a whole sentence, such as a change that was made; the finding has it in full."""
 REST = "other"
 
-Row = tuple[tuple[str, ...], float | None]
-
 
 def finding_series(findings: Iterable[Finding]) -> Iterator[Series]:
     """How many are open, and what explains them. One without causes has no share: that is not the same as unexplained."""

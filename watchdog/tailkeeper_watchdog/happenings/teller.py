@@ -62,6 +62,17 @@ class Happening:
     in_tick: bool = True
     """Whether it is of the tick that is told, and not of a release between two ticks."""
 
+    @property
+    def attributes(self) -> dict[str, str | int | float | None]:
+        """By the names that logs, traces and events share."""
+        return {
+            names.STRATEGY: self.strategy,
+            names.TRIGGER: self.trigger.value,
+            names.PHASE: self.phase.value,
+            names.BACKEND: self.backend,
+            **self.values,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Heard:

@@ -56,14 +56,7 @@ def _record(one: Happening, trace: TickTrace) -> LogRecord:
 
 def values_of(one: Happening) -> dict[str, Value | None]:
     """Its attributes, as a log record and a span's event have them. Names of backends and servers are cut like every text."""
-    values: dict[str, Value | None] = {
-        names.STRATEGY: one.strategy,
-        names.TRIGGER: one.trigger.value,
-        names.PHASE: one.phase.value,
-        names.BACKEND: one.backend,
-        **one.values,
-    }
-    return {name: _cut(value) for name, value in values.items()}
+    return {name: _cut(value) for name, value in one.attributes.items()}
 
 
 def _cut(value: Value | None) -> Value | None:
