@@ -14,15 +14,18 @@ from typing import Any
 import pytest
 import structlog
 
+from tailkeeper.config import parse
 from tailkeeper_watchdog.actuators.kube_events import MAX_MESSAGE_BYTES
+from tailkeeper_watchdog.app import build_announcers
 from tailkeeper_watchdog.gateways import KubernetesGateway
 from tailkeeper_watchdog.happenings import names
 from tailkeeper_watchdog.happenings.teller import Happening
-from tailkeeper_watchdog.kube_announcer import MAX_WAITING, KubeAnnouncer
-from tests.contract.fake_kube_api import ADMIN, READER, FakeKubeApi, fake_kube_api, node, pod, workload
+from tailkeeper_watchdog.kube_announcer import DEADLINE_S, MAX_WAITING, KubeAnnouncer
+from tests.contract.fake_kube_api import ADMIN, READER, FakeKubeApi, fake_kube_api, kubeconfig, node, pod, workload
 from tests.loopback.test_collector import until
 from tests.loopback.watched_by_telemetry import NAMES, watching
 from tests.unit.a_change import a_change
+from tests.unit.loopback import Seen, serving
 
 pytest.importorskip("kubernetes_asyncio")
 
@@ -30,7 +33,7 @@ pytest.importorskip("kubernetes_asyncio")
 @asynccontextmanager
 async def announcing(fake: FakeKubeApi, folder: Path, token: str = ADMIN) -> AsyncIterator[KubeAnnouncer]:
     gateway = KubernetesGateway(name="cluster", kind="kubernetes", kubeconfig=fake.kubeconfig(folder, token))
-    announcer = KubeAnnouncer([gateway], "run-1")
+    announcer = KubeAnnouncer(gateway, "run-1")
     task = asyncio.create_task(announcer.run())
     try:
         yield announcer
@@ -130,9 +133,26 @@ async def test_an_api_that_is_away_costs_the_queue_and_the_next_event_is_written
         await until(lambda: announcer.written == 1)
 
 
+async def test_a_cluster_that_hangs_delays_no_event_of_another(tmp_path: Path) -> None:
+    async def silent(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(silent) as hung, fake_kube_api(pods=pod("a")) as fake:
+        clusters = {"hung": kubeconfig(tmp_path, hung.url, "silent"), "cluster": fake.kubeconfig(tmp_path)}
+        gateways = [{"name": name, "kind": "kubernetes", "kubeconfig": str(file)} for name, file in clusters.items()]
+        announcers = build_announcers(parse({"gateways": gateways}).for_watchdog(), "run-1")
+        tasks = [asyncio.create_task(announcer.run()) for announcer in announcers]
+        for announcer in announcers:
+            announcer.offer(a_change(gateway=name) for name in clusters)
+        assert await until(lambda: len(events(fake)) == 1) < DEADLINE_S / 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_what_waits_is_bounded_and_what_is_long_is_cut() -> None:
     gateway = KubernetesGateway(name="cluster", kind="kubernetes", kubeconfig=Path("/nowhere"))
-    announcer = KubeAnnouncer([gateway], "run-1")
+    announcer = KubeAnnouncer(gateway, "run-1")
     announcer.offer(a_change(number=n) for n in range(MAX_WAITING + 9))
     assert (len(announcer._waiting), announcer.dropped) == (MAX_WAITING, 9)
 
@@ -169,7 +189,6 @@ async def test_a_missing_right_to_write_events_fails_no_drain(tmp_path: Path) ->
             page.states["b"] = "hung"
             record = await watchdog.loop.tick()
             assert [d.verdict.value for d in record.decisions] == ["applied"]
-            announcer = watchdog.announcer
-            assert announcer is not None
+            (announcer,) = watchdog.announcers
             await until(lambda: announcer.dropped == 1)
     assert events(fake) == []

@@ -65,7 +65,7 @@ async def watching(
     async with serving(page.handle) as exporter:
         config = configured(exporter.url, folder, gateway, servers or {n: n for n in NAMES}, **watchdog)
         built = Watchdog(config.for_watchdog())
-        parts = [part.run() for part in (built.telemetry, built.announcer) if part is not None]
+        parts = [part.run() for part in (built.telemetry, *built.announcers) if part is not None]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             yield built, page

@@ -191,7 +191,7 @@ class Watchdog:
         decisions = DecisionLog(self.ledger, time.time, self._teller.hear)
         instance = instance_of(time.time())
         self.telemetry = build_telemetry(config, instance)
-        self.announcer = build_announcer(config, instance)
+        self.announcers = build_announcers(config, instance)
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
         self.weighing = Weighing(self.ledger, config.hscore.weights.model_dump(), time.time)
@@ -251,8 +251,8 @@ class Watchdog:
         happenings = self._teller.tell(record, self.loop.memory.book.closed)
         if self.telemetry is not None:
             self.telemetry.note(record, self.loop.laps, happenings, self._teller.missed)
-        if self.announcer is not None:
-            self.announcer.offer(happenings)
+        for announcer in self.announcers:
+            announcer.offer(happenings)
 
     def _leases(self) -> tuple[Lease, ...]:
         """What is in force. A ledger that cannot be read keeps no alert back: that then says what is wanted, not what is done."""
@@ -272,7 +272,7 @@ class Watchdog:
     async def _background(self, stop: asyncio.Event) -> AsyncIterator[None]:
         ticking = asyncio.create_task(self.loop.run(stop))
         beside: list[Coroutine[Any, Any, None]] = [self._keeper.run(), self.insights.run()]
-        beside += [part.run() for part in (self._notifier, self.telemetry, self.announcer) if part is not None]
+        beside += [part.run() for part in (self._notifier, self.telemetry, *self.announcers) if part is not None]
         if self._weights_file is not None:
             beside.append(self._weights_file.follow(self.weighing.take_file, named=self._named))
         tasks = [asyncio.create_task(work) for work in beside]
@@ -317,10 +317,10 @@ def build_telemetry(config: Configuration, instance: str) -> Telemetry | None:
     return Telemetry(otlp.endpoint, otlp.logs, instance, headers, client, structlog.get_logger("tailkeeper.watchdog"))
 
 
-def build_announcer(config: Configuration, instance: str) -> KubeAnnouncer | None:
-    """None where no gateway is a cluster, or its client is not installed."""
+def build_announcers(config: Configuration, instance: str) -> tuple[KubeAnnouncer, ...]:
+    """One for each gateway that is a cluster; none where the client of clusters is not installed."""
     clusters = [gateway for gateway in config.gateways if isinstance(gateway, KubernetesGateway)]
-    return KubeAnnouncer(clusters, instance) if clusters and installed() else None
+    return tuple(KubeAnnouncer(cluster, instance) for cluster in clusters) if installed() else ()
 
 
 def build_recorder(config: Configuration, parts: Parts) -> Recorder | None:

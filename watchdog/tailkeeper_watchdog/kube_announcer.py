@@ -1,6 +1,7 @@
 """Tells a cluster's own events what was changed in it. Beside the loop, never in it: ``offer`` only queues.
 
-What waits is bounded, the oldest goes first. A cluster that takes no events costs a line in the log, once, and nothing else.
+What waits is bounded, the oldest goes first. A cluster that takes no events costs a line in the log, once, and nothing else; each
+has an announcer of its own, so one that hangs delays no event of another.
 """
 
 from __future__ import annotations
@@ -37,22 +38,23 @@ REASONS: Mapping[str, str] = {
 
 
 class KubeAnnouncer:
-    """Owns its queue and its connections, one for each gateway of that kind. ``instance`` is this run of the watchdog."""
+    """Of one cluster: owns its queue and its connection. ``instance`` is this run of the watchdog."""
 
-    def __init__(self, gateways: Iterable[KubernetesGateway], instance: str, log: Any = None) -> None:
-        self._connections = {g.name: KubeConnection(g.kubeconfig, g.in_cluster) for g in gateways}
+    def __init__(self, gateway: KubernetesGateway, instance: str, log: Any = None) -> None:
+        self._gateway = gateway.name
+        self._connection = KubeConnection(gateway.kubeconfig, gateway.in_cluster)
         self._instance = instance
         self._log = structlog.get_logger("tailkeeper.watchdog") if log is None else log
         self._waiting: deque[Happening] = deque()
         self._arrived = asyncio.Event()
-        self._said: dict[str, str] = {}
+        self._said = ""
         self.written = 0
         self.dropped = 0
 
     def offer(self, happenings: Iterable[Happening]) -> None:
-        """Queue those that changed something in a cluster."""
+        """Queue those that changed something in this cluster."""
         for one in happenings:
-            if one.gateway in self._connections and one.values.get(names.VERDICT) in REASONS:
+            if one.gateway == self._gateway and one.values.get(names.VERDICT) in REASONS:
                 self._waiting.append(one)
                 self._arrived.set()
         while len(self._waiting) > MAX_WAITING:
@@ -68,8 +70,7 @@ class KubeAnnouncer:
                     await self._write(self._waiting.popleft())
                 self._arrived.clear()
         finally:
-            for connection in self._connections.values():
-                await connection.close()
+            await self._connection.close()
 
     async def _write(self, one: Happening) -> None:
         try:
@@ -83,24 +84,24 @@ class KubeAnnouncer:
         except Exception as failure:  # what nobody foresaw costs this event; ending here would end all of them
             error = f"internal error: {type(failure).__name__}"
         self.dropped += bool(error)
-        self._say(one.gateway, error)
+        self._say(error)
 
     async def _announce(self, one: Happening) -> None:
         place = place_of(one.server)
         if place is None:
             return
-        api = await self._connections[one.gateway].opened()
+        api = await self._connection.opened()
         self.written += await announce(api, place, announcement_of(one, self._instance))
 
-    def _say(self, gateway: str, error: str) -> None:
+    def _say(self, error: str) -> None:
         """Once, and again when it changes."""
-        if error == self._said.get(gateway, ""):
+        if error == self._said:
             return
-        self._said[gateway] = error
+        self._said = error
         if error:
-            self._log.warning("the cluster takes no events of ours", gateway=gateway, reason=error)
+            self._log.warning("the cluster takes no events of ours", gateway=self._gateway, reason=error)
         else:
-            self._log.info("the cluster takes events of ours again", gateway=gateway)
+            self._log.info("the cluster takes events of ours again", gateway=self._gateway)
 
 
 def announcement_of(one: Happening, instance: str) -> Announcement:
