@@ -192,6 +192,7 @@ def test_an_end_says_how_long_users_felt_it() -> None:
         (lease(), "drained at edge since 22:13 UTC by gpu_health_gate (lease until 22:18 UTC)", "drain"),
         (lease(Knob.WEIGHT, 25.0, 100.0), "weight 25% at edge since", "weight"),
         (lease(Knob.WEIGHT, 0.25, 0.0), "weight 0.25 at edge since", "weight"),
+        (lease(Knob.CONCURRENCY_LIMIT, 128.0, 0.0), "concurrency_limit 128 at edge since", "concurrency_limit"),
         (lease(Knob.CACHE_MODE, "tenant", "off"), "cache_mode tenant at edge since", "cache_mode"),
         (lease(confirmed=False), "(lease until 22:18 UTC, not read back yet)", "drain"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tailkeeper_watchdog.api.why import Circumstances, why_of
 from tailkeeper_watchdog.model import DRAIN, SERVE, DesiredState, Knob, Lease, Mode, Refusal, Target, Verdict
 
@@ -23,3 +25,8 @@ def test_what_no_gateway_can_do_is_told_where_nothing_is_in_force() -> None:
 
 def test_what_a_guard_forbids_is_told_first() -> None:
     assert why(Refusal.CAP, DRAINED).startswith("cap")
+
+
+def test_a_weight_in_force_is_told_as_a_share_of_what_was_there_before() -> None:
+    halved = replace(DRAINED, knob=Knob.WEIGHT, prior=0.5, written=0.25)
+    assert why(Refusal.NOT_ENFORCEABLE, halved) == "weight 50%: hung"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tailkeeper_watchdog.detectors.base import Symptom
 from tailkeeper_watchdog.guards import is_drain, takes_out
+from tailkeeper_watchdog.knob_words import setting
 from tailkeeper_watchdog.model import Backend, DesiredState, FindingKind, Knob, Mode, Severity, Situation
 
 MAX_ADVICE = 50
@@ -29,12 +30,11 @@ def _is_so(wish: DesiredState, backend: Backend | None, situation: Situation) ->
 
 
 def _symptom(wish: DesiredState) -> Symptom:
-    value = f"{wish.value:.0%}" if wish.knob is Knob.WEIGHT else f"{wish.value}"
     return Symptom(
         FindingKind.ADVICE,
         wish.backend,
         Severity.TICKET,
-        f"{wish.backend}: {wish.policy} advises {wish.knob.value} {value}: {wish.reason}",
+        f"{wish.backend}: {wish.policy} advises {setting(wish.knob, wish.value)}: {wish.reason}",
         {"policy": wish.policy, "knob": wish.knob.value, "value": wish.value, "reason": wish.reason},
         signal=f"{wish.policy}:{wish.knob.value}",
     )

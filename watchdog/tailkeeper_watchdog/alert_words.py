@@ -9,18 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tailkeeper_watchdog.model import (
-    DRAIN,
-    Backend,
-    DesiredState,
-    Finding,
-    FindingKind,
-    HealthScore,
-    Knob,
-    KnobValue,
-    Lease,
-    Verdict,
-)
+from tailkeeper_watchdog import knob_words
+from tailkeeper_watchdog.model import Backend, DesiredState, Finding, FindingKind, HealthScore, Lease, Verdict
 
 TENANT_SHARE = 0.2
 """Of a finding's causes; from here on the tenant is named as the one that is hit most."""
@@ -94,34 +84,18 @@ def actions(case: Case) -> str:
 
 
 def _in_force(lease: Lease) -> str:
-    done = "drained" if lease.knob is Knob.ADMISSION and lease.written == DRAIN else f"{lease.knob.value} {_value(lease)}"
+    done = knob_words.done(lease.knob, lease.written, lease.prior)
     began, until = _clock(lease.created_unix_s), _clock(lease.expires_unix_s)
     unsure = "" if lease.confirmed else ", not read back yet"
     return f"{done} at {lease.target.gateway} since {began} by {lease.policy} (lease until {until}{unsure})"
 
 
-def _value(lease: Lease) -> str:
-    """A weight as a share of what was there before us."""
-    if (
-        lease.knob is Knob.WEIGHT
-        and isinstance(lease.written, float | int)
-        and isinstance(lease.prior, float | int)
-        and lease.prior
-    ):
-        return f"{lease.written / lease.prior:.0%}"
-    return _shown(lease.written)
-
-
 def _wanted(wish: DesiredState, verdict: Verdict | None) -> str:
-    wants = f"{wish.policy} wants {wish.knob.value} {_shown(wish.value)} (mode {wish.mode.value})"
+    wants = f"{wish.policy} wants {knob_words.setting(wish.knob, wish.value)} (mode {wish.mode.value})"
     if verdict is None or verdict.refusal is None:
         return wants
     detail = f" ({verdict.detail})" if verdict.detail else ""
     return f"{wants}, not done: {verdict.refusal.value}{detail}"
-
-
-def _shown(value: KnobValue) -> str:
-    return value if isinstance(value, str) else f"{value:.2g}"
 
 
 def score_text(score: HealthScore | None) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tailkeeper_watchdog import knob_words
 from tailkeeper_watchdog.actuators.contract import Support
 from tailkeeper_watchdog.model import (
-    DRAIN,
     BackendObservation,
     DesiredState,
     Enforceability,
     Knob,
-    KnobValue,
     Lease,
     Mode,
     Refusal,
@@ -66,7 +65,7 @@ def _refused(verdicts: tuple[Verdict, ...]) -> str:
 
 
 def _in_force(leases: tuple[Lease, ...]) -> str:
-    done = {f"{_done(lease.knob, lease.written)}: {lease.reason}": None for lease in leases}
+    done = {f"{knob_words.done(lease.knob, lease.written, lease.prior)}: {lease.reason}": None for lease in leases}
     return "; ".join(done)
 
 
@@ -74,16 +73,8 @@ def _only_written_down(desired: tuple[DesiredState, ...]) -> str:
     """Policies in mode observe or advise. Enforced wishes are told by their verdict or their lease."""
     for wish in desired:
         if wish.mode is not Mode.ENFORCE:
-            return f"would be {_done(wish.knob, wish.value)} ({wish.mode.value} only): {wish.reason}"
+            return f"would be {knob_words.done(wish.knob, wish.value)} ({wish.mode.value} only): {wish.reason}"
     return ""
-
-
-def _done(knob: Knob, value: KnobValue) -> str:
-    if knob is Knob.ADMISSION:
-        return "drained" if value == DRAIN else f"admission {value}"
-    if knob is Knob.WEIGHT and isinstance(value, (int, float)):
-        return f"weight {value:.0%}"
-    return f"{knob.value} {value}"
 
 
 def _at_rest(case: Circumstances) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 
+from tailkeeper_watchdog.knob_words import shown
 from tailkeeper_watchdog.model import DRAIN, Backend, Decision, Outcome
 
 MAX_CHANGES = 16
@@ -63,8 +64,9 @@ def of_decision(decision: Decision, now: float) -> Change | None:
     """
     if decision.verdict not in _OURS or _relieves(decision):
         return None
-    value = f"{decision.to_value:.2g}" if isinstance(decision.to_value, float) else decision.to_value
-    return Change("action", f"{decision.knob.value} {value} ({decision.policy}, {decision.verdict.value})"[:80], now)
+    return Change(
+        "action", f"{decision.knob.value} {shown(decision.to_value)} ({decision.policy}, {decision.verdict.value})"[:80], now
+    )
 
 
 def _relieves(decision: Decision) -> bool:

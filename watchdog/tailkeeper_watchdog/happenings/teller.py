@@ -13,6 +13,7 @@ from itertools import islice
 
 from tailkeeper_watchdog.happenings import names, triggers
 from tailkeeper_watchdog.happenings.names import NO_STRATEGY, Phase, Step, Trigger
+from tailkeeper_watchdog.knob_words import shown
 from tailkeeper_watchdog.model import (
     EMPTY,
     Decision,
@@ -169,8 +170,8 @@ class Teller:
             {
                 names.VERDICT: decision.verdict.value,
                 names.KNOB: decision.knob.value,
-                names.FROM: None if decision.from_value is None else _shown(decision.from_value),
-                names.TO: _shown(decision.to_value),
+                names.FROM: None if decision.from_value is None else shown(decision.from_value),
+                names.TO: shown(decision.to_value),
                 names.REFUSAL: None if refusal is None else refusal.name.lower(),
                 names.GATEWAY: heard.gateway,
                 names.SERVER: heard.server,
@@ -212,13 +213,9 @@ def _phase(decision: Decision, wish: DesiredState | None, record: TickRecord) ->
 
 
 def _sentence(decision: Decision) -> str:
-    before = "" if decision.from_value is None else f"{_shown(decision.from_value)} → "
-    change = f"{decision.knob.value} {before}{_shown(decision.to_value)}"
+    before = "" if decision.from_value is None else f"{shown(decision.from_value)} → "
+    change = f"{decision.knob.value} {before}{shown(decision.to_value)}"
     return f"{decision.backend}: {decision.policy} {decision.verdict.value} {change}: {decision.reason}"
-
-
-def _shown(value: float | str) -> str:
-    return (value or "none") if isinstance(value, str) else f"{value:.4g}"
 
 
 def _with_ends(over: Mapping[str, Finding], closed: tuple[Finding, ...]) -> Iterator[Finding]:
