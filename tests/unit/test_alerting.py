@@ -148,9 +148,11 @@ POOL = tuple(Backend(name, "llama-3-8b", (Target("edge", name, "llm"),)) for nam
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        ({"a": _on("a", 7, 2), "b": _on("b", 5)}, "9 of the 14 requests that its pool has now are on it."),
-        ({"a": _on("a", 9), "b": _on("b", None)}, "9 requests are on it now."),
-        ({"a": _on("a", None), "b": _on("b", 5)}, "while it is in the pool."),
+        ({"a": _on("a", 7, 2), "b": _on("b", 5, 0)}, "9 of the 14 requests that its pool has now are on it."),
+        ({"a": _on("a", 9, 0), "b": _on("b", None)}, "9 requests are on it now."),
+        ({"a": _on("a", 9, 0), "b": _on("b", 5)}, "9 requests are on it now."),
+        ({"a": _on("a", 9), "b": _on("b", 5, 0)}, "while it is in the pool."),
+        ({"a": _on("a", None), "b": _on("b", 5, 0)}, "while it is in the pool."),
         ({}, "while it is in the pool."),
     ],
 )

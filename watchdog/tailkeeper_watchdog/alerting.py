@@ -195,11 +195,11 @@ def _in_flight_by_pool(pools: set[Pool], context: Context) -> dict[Pool, float |
 
 
 def _requests_on(seen: BackendObservation | None) -> float | None:
-    """Running and waiting."""
+    """Running and waiting; None where either is not known: the half that is known would be told as the whole."""
     if seen is None:
         return None
     running, waiting = seen.value(catalog.RUNNING.name), seen.value(catalog.WAITING.name)
-    return None if running is None else running + (waiting or 0.0)
+    return None if running is None or waiting is None else running + waiting
 
 
 def _pools(backend: Backend | None) -> str:
