@@ -18,6 +18,7 @@ import httpx
 from tailkeeper.ending import FAILED, USAGE
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.alert_terms import NONE, WATCHDOG_LABELS
 from tailkeeper_watchdog.settings import AlertmanagerSettings
 
 ALERT_NAME = "TailkeeperTest"
@@ -69,12 +70,11 @@ class Trial:
 
     def alert(self, now_unix_s: float, ended: bool) -> dict[str, Any]:
         """Carries every label that real alerts carry, so that it is routed and grouped as they are."""
-        none = dict.fromkeys(("pool", "dominant_factor", "score_band", "self_heal_strategy", "cause", "action"), "none")
         began = datetime.fromtimestamp(now_unix_s, UTC)
         alert: dict[str, Any] = {
             "labels": {
                 **self.settings.labels,
-                **none,
+                **dict.fromkeys(WATCHDOG_LABELS, NONE),
                 "alertname": ALERT_NAME,
                 "severity": self.severity,
                 "backend": self.backend,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import quote_plus
 
+from tailkeeper_watchdog.alert_terms import NONE, RUNBOOK
 from tailkeeper_watchdog.metrics import MEMORY_RISK_RATIO, MEMORY_STOP_RATIO
 
 BACKEND_TEMPLATE = "{{ $labels.backend }}"
@@ -23,10 +24,8 @@ SCORE_TEMPLATE = '{{ $value | printf "%.2f" }}'
 PERCENT_TEMPLATE = "{{ $value | humanizePercentage }}"
 DURATION_TEMPLATE = "{{ $value | humanizeDuration }}"
 
-NONE = "none"
 NO_STRATEGY = NONE
 FLEET_BOARD_UID = "tailkeeper-fleet"
-ROOT_CAUSE_BOARD_UID = "tailkeeper-root-cause"
 BACKEND_BOARD_UID = "tailkeeper-backend"
 WATCHDOG_BOARD_UID = "tailkeeper-watchdog"
 SHORTEST_S, LONGEST_S = 0.001, 86_400.0
@@ -61,7 +60,7 @@ class RuleSettings:
     pressure_ticket: float = MEMORY_RISK_RATIO
     pressure_page: float = MEMORY_STOP_RATIO
     grafana_url: str = "http://127.0.0.1:3000"
-    runbook_url: str = "docs/runbook.md"
+    runbook_url: str = RUNBOOK
 
     def __post_init__(self) -> None:
         if not 0 < self.objective < 1:

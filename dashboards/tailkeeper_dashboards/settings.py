@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailkeeper_alerts.model import BACKEND_BOARD_UID, FLEET_BOARD_UID, ROOT_CAUSE_BOARD_UID, WATCHDOG_BOARD_UID
+from tailkeeper_alerts.model import BACKEND_BOARD_UID, FLEET_BOARD_UID, WATCHDOG_BOARD_UID
+from tailkeeper_watchdog.alert_terms import ROOT_CAUSE_BOARD_UID
 
 FLEET_UID = FLEET_BOARD_UID
 ROOT_CAUSE_UID = ROOT_CAUSE_BOARD_UID

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import present
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.alert_terms import OWN_LABELS, WATCHDOG_LABELS
 from tailkeeper_watchdog.alerting import MAX_ALERTS, Links, lately_closed, score_band
 from tailkeeper_watchdog.findings import Book
 from tailkeeper_watchdog.model import (
@@ -46,6 +47,9 @@ def test_a_score_falls_into_the_band_it_is_below(hscore: float | None, band: str
 def test_every_alert_carries_every_label_with_a_value(kind: FindingKind, backend: str) -> None:
     for alert in alerts(finding(kind, backend), scores={"a": score(0.1)}):
         assert set(alert["labels"]) >= CONTRACT_LABELS
+        assert {"alertname", *WATCHDOG_LABELS} <= set(alert["labels"]) <= OWN_LABELS, (
+            "else a configured label could take its place"
+        )
         assert all(alert["labels"].values()), "Alertmanager drops a label whose value is empty"
         assert {"summary", "impact", "causes", "actions", "score", "console", "runbook_url"} <= set(alert["annotations"])
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from tailkeeper_exporter import catalog
 from tailkeeper_watchdog import alert_words
+from tailkeeper_watchdog.alert_terms import NONE, ROOT_CAUSE_BOARD_UID, RUNBOOK
 from tailkeeper_watchdog.alert_words import Case
 from tailkeeper_watchdog.attribution import words
 from tailkeeper_watchdog.findings import Book
@@ -43,9 +44,7 @@ MAX_ALERTS = 500
 """Firing in one post, pages first; a fleet with more open findings has one cause, and the first pages say so."""
 TELL_END_S = 300.0
 """For so long the end of a finding waits for an Alertmanager that does not answer; by then it has resolved it by itself."""
-NONE = "none"
 SOURCE = "watchdog"
-BOARD_UID = "tailkeeper-root-cause"
 BOARD_BEFORE_S, BOARD_AFTER_S = 900.0, 300.0
 """What the board's link shows beside the incident itself: how things were before, and whether they are well again."""
 CAUSE_SHARE, CAUSE_CONFIDENCE = 0.5, 0.5
@@ -77,7 +76,7 @@ class Links:
 
     console: str
     grafana: str | None = None
-    runbook: str = "docs/runbook.md"
+    runbook: str = RUNBOOK
 
     def board(self, backend: str, cluster: str, since_unix_s: float, until_unix_s: float | None) -> str | None:
         """The root-cause board on one backend (of a cluster, where it is known) and the time of its trouble, up to now while
@@ -88,7 +87,7 @@ class Links:
         # An engine's name may hold half a character, which no URL can.
         name, of = (quote(text.encode("utf-8", "replace"), safe="") for text in (backend, cluster))
         where = f"var-backend={name}{f'&var-cluster={of}' if of else ''}"
-        return f"{self.grafana}/d/{BOARD_UID}?{where}&from={1e3 * (since_unix_s - BOARD_BEFORE_S):.0f}&to={end}"
+        return f"{self.grafana}/d/{ROOT_CAUSE_BOARD_UID}?{where}&from={1e3 * (since_unix_s - BOARD_BEFORE_S):.0f}&to={end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +209,7 @@ def _pools(backend: Backend | None) -> str:
 
 
 def _labels(name: str, severity: Severity, case: Case, shares: Iterable[Share], context: Context) -> dict[str, str]:
-    """Every alert carries every label, so that an inhibition can never match on what is missing. Alertmanager drops an
-    empty label, hence ``none``."""
+    """Every alert carries every label of ``WATCHDOG_LABELS``, so that an inhibition can never match on what is missing."""
     strategy = next((wish.policy for wish in case.wishes if wish.mode is Mode.ENFORCE), "")
     score = case.score
     return {

@@ -23,6 +23,7 @@ from tailkeeper_exporter.settings import (
     is_loopback,
     is_same_server,
 )
+from tailkeeper_watchdog.alert_terms import OWN_LABELS, RUNBOOK
 from tailkeeper_watchdog.gateways import Gateway
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams
@@ -138,11 +139,6 @@ Source = Annotated[ExporterSource | PrometheusSource, Field(discriminator="kind"
 
 ALERT_LABEL_PATTERN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 MAX_ALERT_LABELS = 16
-OWN_ALERT_LABELS = frozenset(
-    {"alertname", "severity", "backend", "pool", "dominant_factor", "score_band", "self_heal_strategy", "cause", "action"}
-    | {"source", "kind", "signal"}
-)
-"""What every alert, or some, carries by itself."""
 
 
 class AlertmanagerSettings(Settings):
@@ -157,7 +153,7 @@ class AlertmanagerSettings(Settings):
     """Default: `listen`, on 127.0.0.1 where that is every address."""
     grafana_url: str | None = None
     """Grafana, without a path to a board. None by default: there may be none, and a dead link costs time at night."""
-    runbook_url: Annotated[str, Field(min_length=1, max_length=500)] = "docs/runbook.md"
+    runbook_url: Annotated[str, Field(min_length=1, max_length=500)] = RUNBOOK
     """Each alert's section is this with `#` and the alert's name in small letters."""
 
     _check_url = field_validator("url", "console_url", "grafana_url")(check_url)
@@ -168,7 +164,7 @@ class AlertmanagerSettings(Settings):
         for name, value in labels.items():
             if not ALERT_LABEL_PATTERN.fullmatch(name):
                 raise ValueError(f"{name!r} is no label name; letters, digits and underscores are allowed, no digit first")
-            if name in OWN_ALERT_LABELS:
+            if name in OWN_LABELS:
                 raise ValueError(f"{name!r} is a label that alerts have by themselves; take another name")
             if not value:
                 raise ValueError(f"{name!r} is empty, and Alertmanager drops a label without a value; leave it out")

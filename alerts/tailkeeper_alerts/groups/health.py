@@ -8,7 +8,6 @@ from tailkeeper_alerts.model import (
     BACKEND_TEMPLATE,
     FACTOR_TEMPLATE,
     PERCENT_TEMPLATE,
-    ROOT_CAUSE_BOARD_UID,
     SCORE_TEMPLATE,
     Alert,
     Case,
@@ -22,6 +21,7 @@ from tailkeeper_alerts.model import (
 )
 from tailkeeper_alerts.promql import CLUSTER, Matcher, by, eq, on, regex, series
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, SIGNAL, STATE, VRAM_PRESSURE, Label
+from tailkeeper_watchdog.alert_terms import ROOT_CAUSE_BOARD_UID
 from tailkeeper_watchdog.metrics import (
     ALERT_MIN_CONFIDENCE,
     DETECTOR,

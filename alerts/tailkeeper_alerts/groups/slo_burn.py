@@ -10,7 +10,6 @@ from tailkeeper_alerts.model import (
     BACKEND_TEMPLATE,
     DURATION_TEMPLATE,
     PERCENT_TEMPLATE,
-    ROOT_CAUSE_BOARD_UID,
     Alert,
     Case,
     Expected,
@@ -22,6 +21,7 @@ from tailkeeper_alerts.model import (
 from tailkeeper_alerts.promql import CLUSTER, LE, bucket, count, duration, eq, series
 from tailkeeper_alerts.slo import Promise, budget, promises
 from tailkeeper_exporter.catalog import BACKEND, MODEL, OUTCOME, REQUESTS
+from tailkeeper_watchdog.alert_terms import ROOT_CAUSE_BOARD_UID
 from tailkeeper_watchdog.metrics import BURN_BAD_LONG, BURN_FAST, BURN_SLOW, BURN_TRICKLE, TRICKLE_BAD, TRICKLE_SHARE, BurnWindows
 
 TEST_INTERVAL_S = 60

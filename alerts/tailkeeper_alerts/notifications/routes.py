@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailkeeper_alerts.document import Yaml
-from tailkeeper_alerts.model import NONE
 from tailkeeper_alerts.notifications.receivers import AGAIN, WATCHDOG, AnyReceiver, Receivers
+from tailkeeper_watchdog.alert_terms import NONE
 
 GROUP_BY = ("cluster", "backend")
 NO_BACKEND_GROUP_BY = ("cluster", "alertname")

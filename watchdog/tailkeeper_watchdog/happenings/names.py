@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from tailkeeper_watchdog.alert_terms import NONE
+
 SERVICE_NAME = "tailkeeper-watchdog"
 KUBERNETES_SERVICE_NAME = "kubernetes-events"
 """Under this service the collector puts the events of a cluster."""
@@ -27,8 +29,8 @@ LEASE_EXPIRES = "lease_expires"
 """Epoch seconds, as in the API."""
 KIND, SEVERITY, SIGNAL = "kind", "severity", "signal"
 
-NO_STRATEGY = "none"
-"""As an alert says it, because Alertmanager drops an empty label."""
+NO_STRATEGY = NONE
+"""As an alert says it."""
 
 ANNOTATION_PREFIX = "tailkeeper.io/"
 ANNOTATED = (STRATEGY, TRIGGER, PHASE, BACKEND, KNOB, FROM, TO, VERDICT, DECISION_ID)
