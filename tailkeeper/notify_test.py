@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from tailkeeper.ending import FAILED, USAGE
 from tailkeeper_watchdog.actuators import http_auth
-from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
 from tailkeeper_watchdog.alert_terms import NONE, WATCHDOG_LABELS
 from tailkeeper_watchdog.settings import AlertmanagerSettings
 
@@ -100,7 +99,7 @@ def run(test: Trial, say: Say) -> None:
     with _client(test) as client:
         began = test.wall()
         _post(client, test, test.alert(began, ended=False))
-        say(f"sent: {ALERT_NAME}, severity {test.severity}, backend {test.backend}, to {_shown(test.url)}")
+        say(f"sent: {ALERT_NAME}, severity {test.severity}, backend {test.backend}, to {without_password(test.url)}")
         try:
             _report(client, test, say)
             if test.wait_s:
@@ -151,7 +150,7 @@ def _wait_for_it(client: httpx.Client, test: Trial) -> dict[str, Any]:
         if test.wall() >= ends:
             raise NotifyTestError(
                 FAILED,
-                f"{_shown(test.url)}: took the test, and does not show it after {SEEN_WITHIN_S:g} s; "
+                f"{without_password(test.url)}: took the test, and does not show it after {SEEN_WITHIN_S:g} s; "
                 "is this one address of several Alertmanagers that do not know of each other?",
             )
         test.sleep(POLL_S)
@@ -199,7 +198,9 @@ def _get(client: httpx.Client, test: Trial, path: str, query: dict[str, list[str
     except ValueError:
         document = None
     if not isinstance(document, list):
-        raise NotifyTestError(FAILED, f"{_shown(test.url)}{path}: this is not Alertmanager's API; is the address right?")
+        raise NotifyTestError(
+            FAILED, f"{without_password(test.url)}{path}: this is not Alertmanager's API; is the address right?"
+        )
     return document
 
 
@@ -207,10 +208,10 @@ def _call(test: Trial, send: Callable[[], httpx.Response]) -> httpx.Response:
     try:
         answer = send()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotifyTestError(FAILED, f"{_shown(test.url)}: {_why(error)}") from None
+        raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_why(error)}") from None
     if answer.status_code < 300:
         return answer
-    raise NotifyTestError(FAILED, f"{_shown(test.url)}: {_refusal(answer)}")
+    raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_refusal(answer)}")
 
 
 def _why(error: Exception) -> str:
@@ -233,9 +234,3 @@ def _refusal(answer: httpx.Response) -> str:
     if answer.status_code == 404:
         return "has no /api/v2/alerts (404); is the address right, with the path that a proxy puts before it?"
     return f"answered {answer.status_code}: {said or 'nothing'}"
-
-
-def _shown(url: str) -> str:
-    """Without a password, which a configuration refuses and a caller may still hold."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -12,7 +12,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from urllib.parse import urlsplit
 
 import httpx
 import structlog
@@ -20,7 +19,7 @@ import structlog
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog import alert_words
 from tailkeeper_watchdog.actuators import http_auth
-from tailkeeper_watchdog.actuators.calls import CallError, excerpt
+from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
 from tailkeeper_watchdog.alerting import MAX_ALERTS, Alert
 from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.model import Severity
@@ -187,17 +186,11 @@ class Notifier:
     def _note(self, error: str | None) -> None:
         """The same failure is logged once, and its end."""
         if error is not None and error != self.last_error:
-            log.warning("alertmanager did not take the alerts", url=_without_userinfo(self._url), error=error)
+            log.warning("alertmanager did not take the alerts", url=without_password(self._url), error=error)
         if error is None and self.last_error is not None:
-            log.info("alertmanager takes alerts again", url=_without_userinfo(self._url), after_failures=self.failures)
+            log.info("alertmanager takes alerts again", url=without_password(self._url), after_failures=self.failures)
         self.failures = 0 if error is None else self.failures + 1
         self.last_error = error
 
     async def close(self) -> None:
         await self._client.aclose()
-
-
-def _without_userinfo(url: str) -> str:
-    """A password in the URL is never logged."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

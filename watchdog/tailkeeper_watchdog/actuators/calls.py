@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
 
@@ -32,6 +33,12 @@ def excerpt(text: str) -> str:
     """A gateway's words made safe for one log line: printable, on one line, cut at ``EXCERPT_CHARS``."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * EXCERPT_CHARS]).split())
     return words if len(words) <= EXCERPT_CHARS else words[:EXCERPT_CHARS] + "…"
+
+
+def without_password(url: str) -> str:
+    """For messages: a configuration refuses a URL with user and password, and a caller may still hold one."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @asynccontextmanager
