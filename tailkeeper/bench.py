@@ -20,7 +20,6 @@ from tailkeeper.bench_fleet import MODEL, MemoryGateway, SyntheticSource, drift_
 from tailkeeper_watchdog.actuators.contract import Actuator
 from tailkeeper_watchdog.alerting import Context, Links, alerts_for, lately_closed
 from tailkeeper_watchdog.api.page import TickDurations
-from tailkeeper_watchdog.app import Tidying, few_collections
 from tailkeeper_watchdog.baseline_set import BaselineSet, Form
 from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
@@ -37,6 +36,7 @@ from tailkeeper_watchdog.records.in_force import written_down
 from tailkeeper_watchdog.settings import GuardsSettings, PoliciesSettings, Weights
 from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.tidying import Tidying, few_collections
 from tailkeeper_watchdog.weighing import Weighing
 
 POOL_SIZE = 20

@@ -15,13 +15,14 @@ from tailkeeper_exporter.settings import Auth, check_url
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.contract import Support
-from tailkeeper_watchdog.app import backend_of, in_force
+from tailkeeper_watchdog.app import in_force
 from tailkeeper_watchdog.model import Knob
 from tailkeeper_watchdog.replay.from_prometheus import Range, replay
 from tailkeeper_watchdog.replay.own import again, decided_by
 from tailkeeper_watchdog.replay.simulated import Decider, NothingToReplayError
 from tailkeeper_watchdog.replay.times import parse_time
 from tailkeeper_watchdog.settings import Configuration
+from tailkeeper_watchdog.whole_fleet import backend_of
 
 if TYPE_CHECKING:
     from tailkeeper.config import Config

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import ConfigError, effective, load, parse
-from tailkeeper_watchdog.app import backend_of
 from tailkeeper_watchdog.gateways import RouterGateway, TapGateway
 from tailkeeper_watchdog.model import Target
 from tailkeeper_watchdog.settings import PoliciesSettings
+from tailkeeper_watchdog.whole_fleet import backend_of
 
 GOOD: dict[str, Any] = {
     "backends": [{"name": "a", "engine": "vllm", "url": "http://127.0.0.1:8000", "gateway": {"name": "edge", "server": "llm/a"}}],

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.app import WholeFleet
 from tailkeeper_watchdog.collect.base import LastWord
 from tailkeeper_watchdog.detectors import DETECTORS
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
@@ -20,6 +19,7 @@ from tailkeeper_watchdog.plan import Change, ChangeKind, ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.reconcile import Backoff
 from tailkeeper_watchdog.settings import GatewayRef, WatchedBackend
+from tailkeeper_watchdog.whole_fleet import WholeFleet
 
 A = Backend("a", "m", (Target("edge", "llm/a", "llm"),), {"az": "1"}, "http://10.0.0.1:8000")
 

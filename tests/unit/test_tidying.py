@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tailkeeper_watchdog.app import ALL_EVERY_TICKS, MIDDLE_EVERY_TICKS, WORTH_A_WALK, YOUNG_OBJECTS, Tidying, few_collections
+from tailkeeper_watchdog.tidying import ALL_EVERY_TICKS, MIDDLE_EVERY_TICKS, WORTH_A_WALK, YOUNG_OBJECTS, Tidying, few_collections
 from tests.scenario.world import World
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import socket
 import time
@@ -39,7 +38,7 @@ from tailkeeper_watchdog.kube_announcer import KubeAnnouncer
 from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import Backend, Lease, Mode, Slo, Target, TickRecord
+from tailkeeper_watchdog.model import Lease, Mode, Slo, TickRecord
 from tailkeeper_watchdog.notify import Notifier
 from tailkeeper_watchdog.otlp.service import Telemetry
 from tailkeeper_watchdog.policies import POLICIES
@@ -51,74 +50,14 @@ from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSet
 from tailkeeper_watchdog.slo.store import SloStore
 from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
+from tailkeeper_watchdog.tidying import Tidying, few_collections
 from tailkeeper_watchdog.weighing import Weighing
 from tailkeeper_watchdog.weights_file import WeightsFile
-
-ALL_SERVERS = "all"
-"""Pool of a gateway whose servers are not grouped."""
-
-
-def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
-    """A configured backend as the core knows it. ``kinds`` maps gateway names to their kind."""
-    targets = []
-    for ref in settings.gateway:
-        server = ref.server or settings.name  # left out for a tap, whose name is the backend's own
-        before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
-        targets.append(Target(ref.name, server, ref.pool or before_slash))
-    shape = settings.model_shape
-    token_bytes = None if shape is None else 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype_bytes
-    return Backend(
-        settings.name,
-        settings.model or "",
-        tuple(targets),
-        dict(settings.labels),
-        settings.url,
-        token_bytes,
-        settings.quantization or "",
-    )
-
-
-Found = Callable[[], tuple[WatchedBackend, ...]]
-"""The backends that something else than the configuration has found, as of now; the same tuple while nothing changes."""
-
-
-class WholeFleet:
-    """The configured backends and the found ones as the loop wants them; worked out anew only when the found ones change.
-
-    ``kinds`` maps gateway names to their kind. Who finds them sees to it that no name is there twice.
-    """
-
-    def __init__(self, configured: tuple[WatchedBackend, ...], found: Found | None, kinds: Mapping[str, str]) -> None:
-        self._found, self._kinds = found, kinds
-        self._configured = tuple(backend_of(b, kinds) for b in configured)
-        self._given: tuple[WatchedBackend, ...] = ()
-        self._backends = self._configured
-
-    def __call__(self) -> tuple[Backend, ...]:
-        given = self._given if self._found is None else self._found()
-        if given is not self._given:
-            self._given = given
-            self._backends = (*self._configured, *(backend_of(b, self._kinds) for b in given))
-        return self._backends
+from tailkeeper_watchdog.whole_fleet import Found, Listed, WholeFleet
 
 
 def policy_modes(policies: PoliciesSettings) -> dict[str, Mode]:
     return {policy.name: getattr(policies, policy.name).mode for policy in POLICIES}
-
-
-class _Listed:
-    """The settings of the whole fleet; the same tuple while nothing changes."""
-
-    def __init__(self, configured: tuple[WatchedBackend, ...], found: Found | None) -> None:
-        self._configured, self._found = configured, found
-        self._given: tuple[WatchedBackend, ...] = ()
-        self._all = configured
-
-    def __call__(self) -> tuple[WatchedBackend, ...]:
-        given = self._given if self._found is None else self._found()
-        if given is not self._given:
-            self._given, self._all = given, (*self._configured, *given)
-        return self._all
 
 
 def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[[], tuple[WatchedBackend, ...]]) -> Source:
@@ -135,40 +74,6 @@ def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[
     return ExporterSource(source.urls, names, config.stale_after_s)
 
 
-YOUNG_OBJECTS = 5_000_000
-"""So many new ones make Python collect within a tick after all: some fifteen ticks of 10,000 backends."""
-WORTH_A_WALK = 200_000
-"""New objects since the last collection: with fewer, a walk over them costs more than it brings."""
-MIDDLE_EVERY_TICKS, ALL_EVERY_TICKS = 20, 2_000
-
-
-def few_collections() -> None:
-    """Keep Python's cycle collector out of the ticks: a tick makes some hundred thousand objects and hardly a cycle.
-
-    With the default thresholds it walks the whole fleet's histories several times a tick (half of a tick at 10,000
-    backends). Process-wide, so only a process that is a watchdog does it, and ``Tidying`` collects between the ticks.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, MIDDLE_EVERY_TICKS, ALL_EVERY_TICKS // MIDDLE_EVERY_TICKS)
-
-
-class Tidying:
-    """Called between two ticks: collects what the last one made, at times what is older, and seldom everything."""
-
-    def __init__(self) -> None:
-        self._ticks = 0
-
-    def __call__(self) -> None:
-        if gc.get_count()[0] < WORTH_A_WALK:
-            return
-        self._ticks += 1
-        if self._ticks % ALL_EVERY_TICKS == 0:
-            gc.collect()
-        else:
-            gc.collect(1 if self._ticks % MIDDLE_EVERY_TICKS == 0 else 0)
-
-
 class Watchdog:
     """A built watchdog, to be kept ``running``. ``found`` is asked once a tick for the backends that are watched beside the
     configured ones; whatever finds them runs elsewhere. ``weights_file`` is followed meanwhile.
@@ -183,7 +88,7 @@ class Watchdog:
         weights_file: WeightsFile | None = None,
         leadership: Leadership | None = None,
     ) -> None:
-        provider = _Listed(config.backends, found)
+        provider = Listed(config.backends, found)
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
         self.ledger = Ledger(config.watchdog.state)
