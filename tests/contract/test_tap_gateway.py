@@ -192,6 +192,21 @@ async def test_a_thousand_taps_of_an_exporter_are_read_in_one_call() -> None:
             await only.admissions(*names)
 
 
+@pytest.mark.parametrize(("age", "said"), [("NaN", " for nan s,"), ("null", ", as far"), ('"1"', ", as far"), ("9", " for 9 s,")])
+async def test_a_tap_whose_last_report_is_not_known_to_be_young_is_not_known(age: str, said: str) -> None:
+    names = tuple(f"b{number}" for number in range(EACH_ASKED + 1))
+    rows = ",".join(f'{{"backend": "{name}", "age_s": {age}, "document": {{"admission": "serve"}}}}' for name in names)
+
+    def handle(handler: BaseHTTPRequestHandler) -> None:
+        answer(handler, 200, f"[{rows}]".encode())
+
+    with serving(handle) as port:
+        actuator = TapActuator("t", (f"http://127.0.0.1:{port}",), Auth())
+        with pytest.raises(ActuatorError, match=f"the tap has not reported{said}"):
+            await actuator.read(names, DEADLINE_S)
+        await actuator.close()
+
+
 @pytest.mark.parametrize("many", [1, EACH_ASKED, EACH_ASKED + 1])
 async def test_a_list_tells_the_same_as_each_tap_does(many: int) -> None:
     names = tuple(f"b{number}" for number in range(many))

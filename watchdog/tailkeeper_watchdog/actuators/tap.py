@@ -146,8 +146,9 @@ class TapActuator:
         """A tap of which nothing is heard has knobs that nobody knows, although the list has the last ones."""
         age_s = row.get("age_s")
         try:
-            if not isinstance(age_s, (int, float)) or age_s > SILENT_S:
-                raise CallError(ErrorKind.PROTOCOL, f"the tap has not reported for {age_s} s, so what is in force is not known")
+            if not isinstance(age_s, (int, float)) or not age_s <= SILENT_S:
+                for_long = f" for {age_s:g} s" if isinstance(age_s, (int, float)) else ", as far as its exporter's list says"
+                raise CallError(ErrorKind.PROTOCOL, f"the tap has not reported{for_long}, so what is in force is not known")
             return state_of(checked(row.get("document")))
         except CallError as error:
             return error.of(self.name, server)
