@@ -25,6 +25,7 @@ from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import block_e
+from tailkeeper_watchdog.happenings.teller import Teller
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
@@ -91,9 +92,10 @@ def build_loop(
     clocks: Clocks = REAL_CLOCKS,
     drift: BaselineSet | None = None,
     on_tick: Callable[[TickRecord], None] | None = None,
+    teller: Teller | None = None,
 ) -> Loop:
     """A loop as ``tailkeeper watchdog`` builds it, with the gate enforced and short times; insights hear of its ticks."""
-    log = DecisionLog(ledger, clocks.wall)
+    log = DecisionLog(ledger, clocks.wall, (teller or Teller()).hear)
     guards, slo = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=60), Slo()
     return Loop(
         Parts(
@@ -121,10 +123,11 @@ def build_loop(
 
 
 class Listeners:
-    """All that hears of a tick in a watchdog: the histogram of its duration, the records, the notifications, the insights."""
+    """All that hears of a tick in a watchdog: the histogram of its duration, the records, the notifications, what happened, the
+    insights. ``teller`` hears the decisions of ``loop``."""
 
-    def __init__(self, loop: Loop, folder: Path) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, folder: Path, teller: Teller) -> None:
+        self._loop, self._teller = loop, teller
         self._durations = TickDurations()
         parts, slo = loop.parts, loop.parts.rules.slo
         configuration = written_down(parts.rules, parts.guards, parts.tick_s)
@@ -139,6 +142,7 @@ class Listeners:
         findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
         context = Context.of(record, loop.fleet.backends, loop.parts.ledger.leases, Links(CONSOLE), {})
         self._notifier.offer(alerts_for(findings, context), loop.fleet.names)
+        self._teller.tell(record, book.closed)
         self._insights.note(record)
 
     async def close(self) -> None:
@@ -165,8 +169,9 @@ async def _tick_bench(count: int, ticks: int, seed: int) -> dict[str, Any]:
         folder = Path(name)
         ledger = Ledger(folder / "ledger.db")
         gateways = {"edge": MemoryGateway()}
-        loop = build_loop(fleet, source, gateways, ledger, TICK_S, passed.clocks(), drift, lambda record: listeners.note(record))
-        listeners = Listeners(loop, folder)
+        clocks, teller = passed.clocks(), Teller()
+        loop = build_loop(fleet, source, gateways, ledger, TICK_S, clocks, drift, lambda record: listeners.note(record), teller)
+        listeners = Listeners(loop, folder, teller)
         for elapsed_s in (*WARM_UP_S, *[TICK_S] * ticks):
             passed.seconds += elapsed_s
             source.prepare(loop.parts.monotonic, loop.parts.wall(), elapsed_s)
