@@ -19,7 +19,6 @@ from tailkeeper_watchdog.drift import Baseline, BucketBaseline, bucket_baseline_
 VERSION = 1
 MAX_KEYS = 20_000
 """Two for each backend of the largest fleet."""
-MAX_MODELS_OF_ONE = 64
 
 
 class Form(StrEnum):
