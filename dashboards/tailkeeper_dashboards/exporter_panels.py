@@ -9,9 +9,8 @@ from tailkeeper_dashboards import queries, style
 from tailkeeper_dashboards.panels import About, Builder, Column, Place, fill_table, framed, lines, logarithmic, target
 from tailkeeper_dashboards.settings import BoardSettings
 from tailkeeper_dashboards.shapes import ranked, tile
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.tiles import backend_column, why
 from tailkeeper_exporter.catalog import (
-    BACKEND,
     INVALID_SAMPLES,
     METRIC,
     MISSING_METRICS,
@@ -142,10 +141,5 @@ def lost(settings: BoardSettings) -> Builder:
 
 def _listed(settings: BoardSettings, about: About, header: str, label: str, expr: str) -> table.Panel:
     """Names only: which backend, and which of its parts."""
-    link = this_backend("__value.raw").build()
-    columns = (
-        Column("Cluster", None, source=CLUSTER.name),
-        Column("Backend", None, source=BACKEND.name, overrides={"links": [{"title": link.title, "url": link.url}]}),
-        Column(header, expr, source=label),
-    )
+    columns = (Column("Cluster", None, source=CLUSTER.name), backend_column(), Column(header, expr, source=label))
     return framed(fill_table(table.Panel(), columns).thresholds(style.steps()), about, why(settings))

@@ -10,9 +10,9 @@ from grafana_foundation_sdk.models.dashboard import ValueMapping
 
 from tailkeeper_alerts.promql import CLUSTER, by, eq, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, Column, Place, board_url, fill_table, framed, threshold_steps
+from tailkeeper_dashboards.panels import COLORED_TEXT, About, Column, Place, board_url, fill_table, framed, threshold_steps
 from tailkeeper_dashboards.settings import ROOT_CAUSE_UID, BoardSettings
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.tiles import backend_column, why
 from tailkeeper_exporter.catalog import (
     BACKEND,
     ECC_KIND,
@@ -44,7 +44,6 @@ NVLINK_LIMIT_RATIO, PCIE_LIMIT_RATIO = 0.82, 0.85
 """Above these the health gate sends less work there."""
 STALE_S = 10.0
 """A sample this old is of no use beside requests of some seconds."""
-COLORED = {"custom.cellOptions": {"type": "color-text"}}
 
 HELD_BACK: dict[str, tuple[str, str]] = {
     "applications_clocks_setting": ("as set", style.BLUE),
@@ -80,8 +79,8 @@ def named(expression: str) -> str:
     """``expression`` for lines called ``{{backend}}{{gpu}}``: a backend's only GPU is called, and so coloured, like the backend;
     of several each has the first eight and the last four characters of its UUID."""
     alone = f"{by('count', queries.BY_BACKEND, series(GPU_SAMPLE_AGE))} == 1"
-    only = f'label_replace({expression} and on (cluster, backend) ({alone}), "gpu", "", "gpu", ".*")'
-    spaced = f'label_replace({expression} unless on (cluster, backend) ({alone}), "gpu", " $1", "gpu", "(.*)")'
+    only = f'label_replace({expression} and {queries.EACH_BACKEND} ({alone}), "gpu", "", "gpu", ".*")'
+    spaced = f'label_replace({expression} unless {queries.EACH_BACKEND} ({alone}), "gpu", " $1", "gpu", "(.*)")'
     return f'({only} or label_replace({spaced}, "gpu", " $1…$2", "gpu", " (.{{8}}).+(.{{4}})"))'
 
 
@@ -115,9 +114,9 @@ def how_is_it(settings: BoardSettings) -> table.Panel:
     )
     # A value of the backend beside each of its GPUs; the age of the sample only lends its labels.
     kv = by("max", queries.BY_BACKEND, series(KV_USAGE, *queries.OF_MODEL))
-    at_each = f"{kv} + on (cluster, backend) group_right () 0 * {of_gpu(GPU_SAMPLE_AGE)}"
+    at_each = f"{kv} + {queries.EACH_BACKEND} group_right () 0 * {of_gpu(GPU_SAMPLE_AGE)}"
     full = threshold_steps((0, style.NEUTRAL), (0.8, style.ORANGE), (0.9, style.RED))
-    words = [*held_back_words(), style.missing("unsupported")]
+    held = {"mappings": [*held_back_words(), style.missing("unsupported")], **COLORED_TEXT}
     return _table(
         settings,
         about,
@@ -126,13 +125,11 @@ def how_is_it(settings: BoardSettings) -> table.Panel:
             *_names(),
             _column("Use", of_gpu(GPU_UTILIZATION), GPU_UTILIZATION),
             Column("Memory", told(used_ratio()), style.RATIO_UNIT, width=90, overrides={"decimals": 1}),
-            _column("KV", at_each, KV_USAGE, {"thresholds": full, **COLORED}),
+            _column("KV", at_each, KV_USAGE, {"thresholds": full, **COLORED_TEXT}),
             _column("Temperature", of_gpu(GPU_TEMPERATURE), GPU_TEMPERATURE, _above(HOT_CELSIUS)),
             _column("Power", of_gpu(GPU_POWER), GPU_POWER),
             _column("SM clock", of_gpu(GPU_SM_CLOCK), GPU_SM_CLOCK),
-            Column(
-                "Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=150, overrides={"mappings": words, **COLORED}
-            ),
+            Column("Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=150, overrides=held),
             _column("Age", of_gpu(GPU_SAMPLE_AGE), GPU_SAMPLE_AGE, _above(STALE_S)),
         ),
     )
@@ -148,7 +145,7 @@ def is_it_failing(settings: BoardSettings) -> table.Panel:
         Place(0, 52, 24, 8),
     )
     xids = series(GPU_XID_EVENTS, *queries.OF_BACKEND)
-    bad = {"thresholds": threshold_steps((0, style.NEUTRAL), (1, style.RED)), **COLORED}
+    bad = {"thresholds": threshold_steps((0, style.NEUTRAL), (1, style.RED)), **COLORED_TEXT}
     return _table(
         settings,
         about,
@@ -174,13 +171,10 @@ def _table(settings: BoardSettings, about: About, sort: str, columns: tuple[Colu
 
 
 def _names() -> tuple[Column, ...]:
-    backend = this_backend("__value.raw").build()
     requests = f"{board_url(ROOT_CAUSE_UID)}&var-gpu=${{__value.raw:percentencode}}"
     return (
         Column("Cluster", None, source=CLUSTER.name),
-        Column(
-            "Backend", None, source=BACKEND.name, width=100, overrides={"links": [{"title": backend.title, "url": backend.url}]}
-        ),
+        backend_column(100),
         Column("GPU", None, source=GPU.name, overrides={"links": [{"title": "Requests on this GPU", "url": requests}]}),
     )
 
@@ -190,7 +184,7 @@ def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object]
 
 
 def _above(limit: float) -> dict[str, object]:
-    return {"thresholds": threshold_steps((0, style.NEUTRAL), (limit, style.ORANGE)), **COLORED}
+    return {"thresholds": threshold_steps((0, style.NEUTRAL), (limit, style.ORANGE)), **COLORED_TEXT}
 
 
 def _errors(kind: str) -> str:

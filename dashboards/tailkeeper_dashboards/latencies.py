@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
 from tailkeeper_alerts.promql import CLUSTER, quantile
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, fixed_color, framed, limit_line, lines, logarithmic, target
+from tailkeeper_dashboards.panels import About, fixed_color, framed, lines, logarithmic, target, with_limit
 from tailkeeper_exporter.catalog import Metric
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -32,7 +32,7 @@ def quantiles(
     panel = panel.override_by_query("D", _beside())
     if slo_s is not None:
         slo = f"SLO {style.seconds_text(slo_s)}"
-        panel = limit_line(panel.with_target(target(f"vector({slo_s:g})", "E", slo)), slo)
+        panel = with_limit(panel, slo, slo_s, "E")
     return framed(panel, about, links)
 
 

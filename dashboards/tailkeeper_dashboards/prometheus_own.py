@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tailkeeper_alerts.promql import Matcher, eq, series
 from tailkeeper_exporter.catalog import BACKEND, Kind, Label, Metric, Unit
 
 ALERT_NAME = Label("alertname", 64, "name of the rule")
@@ -28,3 +29,8 @@ ALERTMANAGER_ALERTS = Metric(
 )
 
 PROMETHEUS_OWN: tuple[Metric, ...] = (ALERTS, UP, ALERTMANAGER_ALERTS)
+
+
+def firing(*matchers: Matcher) -> str:
+    """The alerts that fire; nothing while none does."""
+    return series(ALERTS, eq(ALERT_STATE, "firing"), *matchers)

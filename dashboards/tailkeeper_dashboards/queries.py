@@ -6,7 +6,7 @@ whose model nobody knows, and those of a server that serves one cluster alone, s
 
 from __future__ import annotations
 
-from tailkeeper_alerts.promql import CLUSTER, at_most, bucket, by, count, eq, not_regex, regex, series
+from tailkeeper_alerts.promql import CLUSTER, at_most, bucket, by, count, eq, not_regex, on, regex, series
 from tailkeeper_dashboards.style import STATES
 from tailkeeper_exporter.catalog import (
     BACKEND,
@@ -33,6 +33,8 @@ OF_MODEL = (*OF_BACKEND, IN_MODELS)
 BY_BACKEND = (CLUSTER, BACKEND)
 BY_MODEL = (CLUSTER, BACKEND, MODEL)
 """What a backend's series are grouped by: two clusters may each have a backend of one name."""
+EACH_BACKEND = on(*BY_BACKEND)
+"""How two of them are matched."""
 FAILED = regex(OUTCOME, "error|rejected")
 """What went wrong on our side; a request that its client gave up is neither good nor bad."""
 
@@ -53,8 +55,7 @@ def serving_model(expression: str) -> str:
     A backend whose models are not known stays: one that died before it could name a model must not leave the board.
     """
     others, chosen = series(REQUESTS, not_regex(MODEL, "$model")), series(REQUESTS, IN_MODELS)
-    each = "on (cluster, backend)"
-    return f"({expression} unless {each} ({others} unless {each} {chosen}))"
+    return f"({expression} unless {EACH_BACKEND} ({others} unless {EACH_BACKEND} {chosen}))"
 
 
 def in_states(*names: str) -> str:

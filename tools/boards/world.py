@@ -17,6 +17,7 @@ import httpx
 import yaml
 
 from tailkeeper_alerts.render import render as render_rules
+from tailkeeper_dashboards.request_tables import AROUND_MS
 from tailkeeper_dashboards.settings import ROOT_CAUSE_UID
 from tailkeeper_demo.processes import Processes, free_port
 from tailkeeper_demo.stack import Addresses, start
@@ -31,8 +32,6 @@ REVISIONS = {"sim-a": "v1", "sim-b": "v1", "sim-c": "v2", "sim-d": "v1"}
 """The one whose GPU is made too hot is the canary: then something is to be seen of it."""
 SPANS_S = 30.0
 """Spans are sent a second later; this is for a loaded machine."""
-AROUND_MS = 240_000
-"""Two minutes before and after, as the links of the boards have it."""
 
 
 @dataclass(frozen=True, slots=True)
