@@ -10,9 +10,20 @@ from grafana_foundation_sdk.models.dashboard import ValueMapping
 
 from tailkeeper_alerts.promql import CLUSTER, by, eq, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import COLORED_TEXT, About, Column, Place, board_url, fill_table, framed, threshold_steps
+from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
+    About,
+    Column,
+    Place,
+    board_url,
+    cell_link,
+    fill_table,
+    framed,
+    link,
+    threshold_steps,
+)
 from tailkeeper_dashboards.settings import ROOT_CAUSE_UID, BoardSettings
-from tailkeeper_dashboards.tiles import backend_column, why
+from tailkeeper_dashboards.tiles import CELL, backend_column, why
 from tailkeeper_exporter.catalog import (
     BACKEND,
     ECC_KIND,
@@ -63,11 +74,6 @@ AS_SET = ("applications_clocks_setting", "display_clock_setting", "sync_boost")
 
 def of_gpu(metric: Metric, operator: str = "max") -> str:
     return queries.of_group(metric, BY_GPU, operator)
-
-
-def short_id(expression: str) -> str:
-    """A GPU's UUID as its first eight and last four characters."""
-    return f'label_replace({expression}, "gpu", "$1…$2", "gpu", "(.{{8}}).+(.{{4}})")'
 
 
 def told(expression: str) -> str:
@@ -122,10 +128,10 @@ def how_is_it(settings: BoardSettings) -> table.Panel:
         about,
         "Temperature",
         (
-            *_names(),
+            *names(),
             _column("Use", of_gpu(GPU_UTILIZATION), GPU_UTILIZATION),
-            Column("Memory", told(used_ratio()), style.RATIO_UNIT, width=90, overrides={"decimals": 1}),
-            _column("KV", at_each, KV_USAGE, {"thresholds": full, **COLORED_TEXT}),
+            Column("Memory", told(used_ratio()), style.RATIO_UNIT, width=100, overrides={"decimals": 1, **COLORED_TEXT}),
+            _column("KV", at_each, KV_USAGE, {"thresholds": full}),
             _column("Temperature", of_gpu(GPU_TEMPERATURE), GPU_TEMPERATURE, _above(HOT_CELSIUS)),
             _column("Power", of_gpu(GPU_POWER), GPU_POWER),
             _column("SM clock", of_gpu(GPU_SM_CLOCK), GPU_SM_CLOCK),
@@ -145,20 +151,22 @@ def is_it_failing(settings: BoardSettings) -> table.Panel:
         Place(0, 52, 24, 8),
     )
     xids = series(GPU_XID_EVENTS, *queries.OF_BACKEND)
+    # The series of an XID begins with its first, so none is not told apart from a driver that reports none.
+    unseen = {"mappings": [style.missing("none seen")], **COLORED_TEXT}
     bad = {"thresholds": threshold_steps((0, style.NEUTRAL), (1, style.RED)), **COLORED_TEXT}
     return _table(
         settings,
         about,
         "Uncorrected",
         (
-            *_names(),
+            *names(),
             _column("Fragmented", of_gpu(GPU_FRAGMENTATION), GPU_FRAGMENTATION),
             _column("Copying", of_gpu(GPU_MEMORY_COPY), GPU_MEMORY_COPY),
             _column("PCIe", of_gpu(GPU_PCIE), GPU_PCIE, _above(PCIE_LIMIT_RATIO)),
             _column("NVLink", of_gpu(GPU_NVLINK), GPU_NVLINK, _above(NVLINK_LIMIT_RATIO)),
-            Column("Corrected", told(_errors("single_bit")), style.COUNT_UNIT, width=100),
+            Column("Corrected", told(_errors("single_bit")), style.COUNT_UNIT, width=100, overrides=COLORED_TEXT),
             Column("Uncorrected", told(_errors("double_bit")), style.COUNT_UNIT, width=100, overrides=bad),
-            Column("XIDs", told(_last_hour(xids)), style.COUNT_UNIT, width=80, overrides={"mappings": [style.missing("none")]}),
+            Column("XIDs", told(_last_hour(xids)), style.COUNT_UNIT, width=100, overrides=unseen),
             _column("Retired", of_gpu(GPU_RETIRED_PAGES), GPU_RETIRED_PAGES),
         ),
     )
@@ -170,21 +178,22 @@ def _table(settings: BoardSettings, about: About, sort: str, columns: tuple[Colu
     return framed(panel, about, why(settings))
 
 
-def _names() -> tuple[Column, ...]:
-    requests = f"{board_url(ROOT_CAUSE_UID)}&var-gpu=${{__value.raw:percentencode}}"
+def names() -> tuple[Column, ...]:
+    requests = link("Requests on this GPU", f"{board_url(ROOT_CAUSE_UID)}&var-gpu=${{{CELL}:percentencode}}")
+    gpu = {"links": [cell_link(requests)], "mappings": [style.short_ids()]}
     return (
         Column("Cluster", None, source=CLUSTER.name),
-        backend_column(100),
-        Column("GPU", None, source=GPU.name, overrides={"links": [{"title": "Requests on this GPU", "url": requests}]}),
+        backend_column(),
+        Column("GPU", None, source=GPU.name, width=130, overrides=gpu),
     )
 
 
 def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object] | None = None) -> Column:
-    return Column(header, told(expr), style.unit_of(metric), width=100, overrides=overrides or {})
+    return Column(header, told(expr), style.unit_of(metric), width=100, overrides={**COLORED_TEXT, **(overrides or {})})
 
 
 def _above(limit: float) -> dict[str, object]:
-    return {"thresholds": threshold_steps((0, style.NEUTRAL), (limit, style.ORANGE)), **COLORED_TEXT}
+    return {"thresholds": threshold_steps((0, style.NEUTRAL), (limit, style.ORANGE))}
 
 
 def _errors(kind: str) -> str:

@@ -40,7 +40,7 @@ class Shown:
 _WHEN = Shown("When", TIME, 80)
 _PHASE = Shown("Phase", names.PHASE, 90, PHASE_COLORS)
 _BACKEND = Shown("Backend", names.BACKEND, 90)
-_STRATEGY = Shown("Strategy", names.STRATEGY, 165)
+_STRATEGY = Shown("Strategy", names.STRATEGY, 175)
 _TRIGGER = Shown("Trigger", names.TRIGGER, 140)
 _SENTENCE = Shown("What, and why", SENTENCE)
 

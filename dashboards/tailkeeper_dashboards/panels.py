@@ -168,9 +168,9 @@ def trace_view() -> dashboard_builders.Panel:
 
 
 def bars() -> bargauge.Panel:
-    """Horizontal bars, one a series, coloured by threshold, longest first as the query sorts them."""
+    """Horizontal bars from 0, one a series, coloured by threshold, longest first as the query sorts them."""
     reduce = common.ReduceDataOptions().calcs(["lastNotNull"])
-    panel = bargauge.Panel().orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC)
+    panel = bargauge.Panel().orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC).min(0)
     return panel.reduce_options(reduce).show_unfilled(True).thresholds(steps())
 
 

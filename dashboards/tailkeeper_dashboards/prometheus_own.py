@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from tailkeeper_alerts.model import RuleSettings
 from tailkeeper_alerts.promql import Matcher, eq, series
+from tailkeeper_alerts.slo import promises
 from tailkeeper_exporter.catalog import BACKEND, Kind, Label, Metric, Unit
+from tailkeeper_watchdog.metrics import BURN_FAST
 
 ALERT_NAME = Label("alertname", 64, "name of the rule")
 ALERT_STATE = Label("alertstate", 2, "pending or firing")
@@ -27,8 +30,9 @@ ALERTMANAGER_ALERTS = Metric(
     "Alerts that Alertmanager holds, where it is scraped.",
     (POSTED_STATE, JOB, INSTANCE),
 )
-
 PROMETHEUS_OWN: tuple[Metric, ...] = (ALERTS, UP, ALERTMANAGER_ALERTS)
+RECORDED = promises(RuleSettings())[0].counted(BURN_FAST.short_s)
+"""Our rules record it of every backend, with traffic or without, by cluster and backend: where it is, they are evaluated."""
 
 
 def firing(*matchers: Matcher) -> str:

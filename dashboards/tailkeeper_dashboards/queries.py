@@ -6,7 +6,8 @@ whose model nobody knows, and those of a server that serves one cluster alone, s
 
 from __future__ import annotations
 
-from tailkeeper_alerts.promql import CLUSTER, at_most, bucket, by, count, eq, not_regex, on, regex, series
+from tailkeeper_alerts.promql import CLUSTER, Matcher, at_most, bucket, by, count, eq, not_regex, on, regex, series
+from tailkeeper_dashboards.prometheus_own import RECORDED, firing
 from tailkeeper_dashboards.style import STATES
 from tailkeeper_exporter.catalog import (
     BACKEND,
@@ -89,6 +90,11 @@ def open_findings(severity: str) -> str:
 def leases() -> str:
     """How many changes of ours are in force on the chosen backends; 0 while a watchdog is seen."""
     return f"sum({series(LEASES_IN_FORCE, *OF_BACKEND)}) or 0 * sum({series(LEASES_IN_FORCE, IN_CLUSTER)})"
+
+
+def alerts_firing(*matchers: Matcher) -> str:
+    """How many such alerts fire; 0, and not nothing, where our rules are evaluated."""
+    return f"sum({firing(*matchers, IN_CLUSTER)}) or 0 * sum({RECORDED}{{{IN_CLUSTER.text}}})"
 
 
 def saturated(signal: str) -> str:

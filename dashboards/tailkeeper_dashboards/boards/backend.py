@@ -128,11 +128,14 @@ def _kv(settings: BoardSettings) -> Builder:
         Place(0, 19, 8, 7),
     )
     asked = (
-        ("blocks in use", by("max", (CLUSTER,), series(KV_USAGE, *queries.OF_MODEL)), style.QUANTILE_COLORS["P99"]),
         ("memory pressure", by("max", (CLUSTER,), series(VRAM_PRESSURE, *queries.OF_BACKEND)), style.ORANGE),
+        ("blocks in use", by("max", (CLUSTER,), series(KV_USAGE, *queries.OF_MODEL)), style.QUANTILE_COLORS["P99"]),
         ("prefix cache hits", by("avg", (CLUSTER,), series(KV_HIT_RATIO, *queries.OF_MODEL)), style.GREY),
     )
-    return framed(fixed_lines(lines().min(0).max(1), asked), about, elsewhere(settings, GPU_UID))
+    panel = fixed_lines(lines().min(0).max(1), asked)
+    # Pressure is often the share of blocks itself: a broad line is seen beneath the other.
+    panel = panel.override_by_name("memory pressure", [DynamicConfigValue("custom.lineWidth", 5)])
+    return framed(panel, about, elsewhere(settings, GPU_UID))
 
 
 def _in_it(settings: BoardSettings) -> Builder:

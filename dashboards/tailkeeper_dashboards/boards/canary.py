@@ -57,7 +57,7 @@ def _slower(settings: BoardSettings) -> Builder:
 
 def _failing(settings: BoardSettings) -> Builder:
     about = About(
-        "Failing more?",
+        "Failing most",
         f"The largest share of failed and rejected requests of a revision, last hour; {1 - settings.objective:.2%} is allowed.",
         style.RATIO_UNIT,
         "no traffic",

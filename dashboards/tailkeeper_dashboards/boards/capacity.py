@@ -133,7 +133,7 @@ def _table(settings: BoardSettings) -> Builder:
 
 
 def _column(header: str, expr: str, unit: str, width: int) -> Column:
-    return Column(header, _always(expr), unit, width=width)
+    return Column(header, _always(expr), unit, width=width, overrides=COLORED_TEXT)
 
 
 def _always(expr: str) -> str:

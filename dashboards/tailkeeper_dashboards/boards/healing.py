@@ -32,7 +32,6 @@ from tailkeeper_dashboards.prometheus_own import (
     ALERTS,
     POSTED_STATE,
     STRATEGY,
-    firing,
 )
 from tailkeeper_dashboards.settings import HEALING_UID, BoardSettings
 from tailkeeper_dashboards.shapes import MOST_LINES, counted, counted_logs, tile
@@ -104,13 +103,12 @@ def _firing(settings: BoardSettings) -> Builder:
         "Alerts firing",
         "Alerts of Prometheus' rules that fire now, by how loud they are.",
         style.COUNT_UNIT,
-        "no answer",
+        "rules not seen",
         Place(15, 0, 5, 4),
     )
     panel = big_number(about, (), named=True)
     for ref, severity in zip("AB", ("page", "ticket"), strict=True):
-        those = firing(eq(ALERT_SEVERITY, severity), queries.IN_CLUSTER)
-        panel = panel.with_target(now(f"sum({those}) or vector(0)", ref, severity))
+        panel = panel.with_target(now(queries.alerts_firing(eq(ALERT_SEVERITY, severity)), ref, severity))
         loud = threshold_steps((1, SEVERITY_COLORS[severity]))
         panel = panel.override_by_name(severity, [DynamicConfigValue("thresholds", loud)])
     return framed(panel, about, why(settings))
@@ -163,7 +161,7 @@ def _ended(settings: BoardSettings) -> Builder:
         "How did decisions end?",
         "Changes that were applied and read back, refused by a guard, failed, given back, let expire, or left to another hand.",
         style.COUNT_UNIT,
-        "none yet",
+        "no watchdog seen",
         Place(0, 13, 12, 8),
     )
     panel = counted().with_target(
@@ -184,7 +182,7 @@ def _three(settings: BoardSettings) -> Builder:
     )
     panel = counted().with_target(counted_logs(happened.changes(), "A", "decisions"))
     panel = panel.with_target(counted_logs(happened.cluster_events(), "B", "Kubernetes events"))
-    panel = panel.with_target(target(f"sum({firing(*queries.OF_BACKEND)}) or vector(0)", "C", "alerts"))
+    panel = panel.with_target(target(queries.alerts_firing(queries.IN_BACKENDS), "C", "alerts"))
     for ref, color in (("A", style.BLUE), ("B", style.PURPLE), ("C", style.ORANGE)):
         panel = panel.override_by_query(ref, [fixed_color(color)])
     return framed(panel, about, why(settings), MIXED)
@@ -203,14 +201,14 @@ def _alerts(settings: BoardSettings) -> Builder:
         "Which alerts?",
         "Pending and firing alerts of Prometheus' rules, with the strategy that each of them names.",
         style.COUNT_UNIT,
-        "none",
+        "none, or the rules are not loaded",
         Place(14, 31, 10, 9),
     )
     labels = (CLUSTER, ALERT_NAME, ALERT_STATE, BACKEND, ALERT_SEVERITY, STRATEGY)
     loud = style.value_map({name: (name, color) for name, color in SEVERITY_COLORS.items()})
     columns = (
         Column("Cluster", None, source=CLUSTER.name),
-        Column("Alert", None, source=ALERT_NAME.name, width=125),
+        Column("Alert", None, source=ALERT_NAME.name),
         backend_column(85),
         Column(
             "Severity",
