@@ -99,8 +99,8 @@ def shares(settings: BoardSettings, place: Place) -> table.Panel:
     confidence = by("max", labels, series(FINDING_CONFIDENCE, *queries.OF_BACKEND))
     columns = (
         Column("Cluster", None, source=CLUSTER.name),
-        Column("Backend", None, source=BACKEND.name, width=80),
-        Column("Finding", None, source=FINDING_KIND.name, width=90),
+        Column("Backend", None, source=BACKEND.name, width=95),
+        Column("Finding", None, source=FINDING_KIND.name, width=95),
         Column("Cause", None, source=DIMENSION.name, width=80),
         Column("Which", None, source=VALUE.name),
         Column("Share", share, style.unit_of(FINDING_SHARE), width=130, overrides=bar),

@@ -55,6 +55,8 @@ NVLINK_LIMIT_RATIO, PCIE_LIMIT_RATIO = 0.82, 0.85
 """Above these the health gate sends less work there."""
 STALE_S = 10.0
 """A sample this old is of no use beside requests of some seconds."""
+SORTED_WIDTH = 125
+"""Of the column that the rows are sorted by: its head has an arrow beside its name."""
 
 HELD_BACK: dict[str, tuple[str, str]] = {
     "applications_clocks_setting": ("as set", style.BLUE),
@@ -132,7 +134,7 @@ def how_is_it(settings: BoardSettings) -> table.Panel:
             _column("Use", of_gpu(GPU_UTILIZATION), GPU_UTILIZATION),
             Column("Memory", told(used_ratio()), style.RATIO_UNIT, width=100, overrides={"decimals": 1, **COLORED_TEXT}),
             _column("KV", at_each, KV_USAGE, {"thresholds": full}),
-            _column("Temperature", of_gpu(GPU_TEMPERATURE), GPU_TEMPERATURE, _above(HOT_CELSIUS)),
+            _column("Temperature", of_gpu(GPU_TEMPERATURE), GPU_TEMPERATURE, _above(HOT_CELSIUS), SORTED_WIDTH),
             _column("Power", of_gpu(GPU_POWER), GPU_POWER),
             _column("SM clock", of_gpu(GPU_SM_CLOCK), GPU_SM_CLOCK),
             Column("Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=150, overrides=held),
@@ -165,7 +167,7 @@ def is_it_failing(settings: BoardSettings) -> table.Panel:
             _column("PCIe", of_gpu(GPU_PCIE), GPU_PCIE, _above(PCIE_LIMIT_RATIO)),
             _column("NVLink", of_gpu(GPU_NVLINK), GPU_NVLINK, _above(NVLINK_LIMIT_RATIO)),
             Column("Corrected", told(_errors("single_bit")), style.COUNT_UNIT, width=100, overrides=COLORED_TEXT),
-            Column("Uncorrected", told(_errors("double_bit")), style.COUNT_UNIT, width=100, overrides=bad),
+            Column("Uncorrected", told(_errors("double_bit")), style.COUNT_UNIT, width=SORTED_WIDTH, overrides=bad),
             Column("XIDs", told(_last_hour(xids)), style.COUNT_UNIT, width=100, overrides=unseen),
             _column("Retired", of_gpu(GPU_RETIRED_PAGES), GPU_RETIRED_PAGES),
         ),
@@ -188,8 +190,8 @@ def names() -> tuple[Column, ...]:
     )
 
 
-def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object] | None = None) -> Column:
-    return Column(header, told(expr), style.unit_of(metric), width=100, overrides={**COLORED_TEXT, **(overrides or {})})
+def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object] | None = None, width: int = 100) -> Column:
+    return Column(header, told(expr), style.unit_of(metric), width=width, overrides={**COLORED_TEXT, **(overrides or {})})
 
 
 def _above(limit: float) -> dict[str, object]:

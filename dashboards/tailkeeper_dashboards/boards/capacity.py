@@ -109,7 +109,7 @@ def _table(settings: BoardSettings) -> Builder:
         _column("Idle", queries.of_backend(CAPACITY_IDLE), style.unit_of(CAPACITY_IDLE), 80),
         _column("Tokens", TOKENS, style.rate_unit_of(GENERATED_TOKENS), 110),
         _column("Per memory share", queries.of_backend(TOKEN_EFFICIENCY), style.unit_of(TOKEN_EFFICIENCY), 140),
-        _column("GPU time of 1,000", PER_THOUSAND, style.unit_of(CAPACITY_GPU_SECONDS), 140),
+        _column("GPU time of 1,000", PER_THOUSAND, style.unit_of(CAPACITY_GPU_SECONDS), 160),
         _column("Cost of 1,000", COST, style.MONEY_UNIT, 110),
         _column("Slope", queries.of_backend(CAPACITY_TPOT_SLOPE), style.unit_of(CAPACITY_TPOT_SLOPE), 100),
         Column(
