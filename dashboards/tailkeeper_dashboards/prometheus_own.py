@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailkeeper_alerts.model import RuleSettings
-from tailkeeper_alerts.promql import Matcher, eq, series
+from tailkeeper_alerts.promql import INSTANCE, JOB, Matcher, eq, series
 from tailkeeper_alerts.slo import promises
 from tailkeeper_exporter.catalog import BACKEND, Kind, Label, Metric, Unit
 from tailkeeper_watchdog.metrics import BURN_FAST
@@ -13,7 +13,6 @@ ALERT_STATE = Label("alertstate", 2, "pending or firing")
 ALERT_SEVERITY = Label("severity", 3, "page, ticket or info")
 STRATEGY = Label("self_heal_strategy", 8, "the policy that acts on it, or none")
 POSTED_STATE = Label("state", 3, "active, suppressed or unprocessed")
-JOB, INSTANCE = Label("job", 64, "what was scraped"), Label("instance", 2_000, "where")
 
 ALERTS = Metric(
     "ALERTS",

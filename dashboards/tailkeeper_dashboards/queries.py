@@ -6,6 +6,7 @@ whose model nobody knows, and those of a server that serves one cluster alone, s
 
 from __future__ import annotations
 
+from tailkeeper_alerts import slo
 from tailkeeper_alerts.promql import CLUSTER, Matcher, at_most, bucket, by, count, eq, not_regex, on, regex, series
 from tailkeeper_dashboards.prometheus_own import RECORDED, firing
 from tailkeeper_dashboards.style import STATES
@@ -31,12 +32,12 @@ IN_MODELS = regex(MODEL, "$model")
 OF_BACKEND = (IN_CLUSTER, IN_BACKENDS)
 OF_MODEL = (*OF_BACKEND, IN_MODELS)
 """Matchers of everything that has these labels."""
-BY_BACKEND = (CLUSTER, BACKEND)
+BY_BACKEND = slo.PLACE
 BY_MODEL = (CLUSTER, BACKEND, MODEL)
 """What a backend's series are grouped by: two clusters may each have a backend of one name."""
 EACH_BACKEND = on(*BY_BACKEND)
 """How two of them are matched."""
-FAILED = regex(OUTCOME, "error|rejected")
+FAILED = slo.FAILED
 """What went wrong on our side; a request that its client gave up is neither good nor bad."""
 
 

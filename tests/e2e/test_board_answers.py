@@ -108,7 +108,7 @@ def test_without_a_watchdog_nobody_is_said_to_agree(tmp_path: Path) -> None:
 def test_how_far_a_backends_matter_has_come(tmp_path: Path, series: dict[str, str], code: int, word: str) -> None:
     known = {'tailkeeper_desired_weight{backend="b"}': "1x20"}
     _answers(tmp_path, backend_story.code(), {**known, **series}, [('{backend="b"}', float(code))])
-    assert backend_story.word_of(code) == word
+    assert backend_story.styled(code)[0] == word
 
 
 @pytest.mark.parametrize(

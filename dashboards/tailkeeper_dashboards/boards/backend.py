@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
 from tailkeeper_alerts.promql import CLUSTER, by, series
-from tailkeeper_dashboards import answers, assemble, gpu_lines, queries, requests, style, tiles
+from tailkeeper_dashboards import answers, assemble, gpu_lines, happened, queries, style, tiles
 from tailkeeper_dashboards.latencies import N, quantiles
 from tailkeeper_dashboards.panels import (
     LOKI,
@@ -209,7 +209,7 @@ def _decisions(settings: BoardSettings) -> Builder:
         "nothing was decided about it, or the log is not sent to Loki",
         Place(0, 45, 24, 8),
     )
-    return framed(log_list().with_target(log_lines(requests.decision_lines())), about, elsewhere(settings, HEALING_UID), LOKI)
+    return framed(log_list().with_target(log_lines(happened.decisions())), about, elsewhere(settings, HEALING_UID), LOKI)
 
 
 def _of_gpu(panel: gpu_lines.PanelOfGpu, place: Place) -> assemble.PanelOf:
