@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tailkeeper_watchdog.api.why import Circumstances, why_of
 from tailkeeper_watchdog.model import DRAIN, SERVE, DesiredState, Knob, Lease, Mode, Refusal, Target, Verdict
 
@@ -23,3 +25,8 @@ def test_what_no_gateway_can_do_is_told_where_nothing_is_in_force() -> None:
 
 def test_what_a_guard_forbids_is_told_first() -> None:
     assert why(Refusal.CAP, DRAINED).startswith("cap")
+
+
+def test_a_limit_is_told_as_the_whole_number_that_it_is() -> None:
+    limited = replace(DRAINED, knob=Knob.CONCURRENCY_LIMIT, written=16.0, reason="P99 over target")
+    assert why(Refusal.NOT_ENFORCEABLE, limited) == "concurrency_limit 16: P99 over target"

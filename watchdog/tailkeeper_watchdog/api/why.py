@@ -83,7 +83,7 @@ def _done(knob: Knob, value: KnobValue) -> str:
         return "drained" if value == DRAIN else f"admission {value}"
     if knob is Knob.WEIGHT and isinstance(value, (int, float)):
         return f"weight {value:.0%}"
-    return f"{knob.value} {value}"
+    return f"{knob.value} {value:g}" if isinstance(value, float) else f"{knob.value} {value}"
 
 
 def _at_rest(case: Circumstances) -> str:
