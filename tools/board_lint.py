@@ -18,10 +18,10 @@ from typing import Any
 
 from tailkeeper_alerts.promql import CLUSTER
 from tailkeeper_dashboards.panels import KEPT_VARIABLES
-from tailkeeper_dashboards.prometheus_own import PROMETHEUS_OWN
+from tailkeeper_dashboards.prometheus_own import PROMETHEUS_OWN, RECORDED
 from tailkeeper_dashboards.settings import NAMES
 from tailkeeper_dashboards.variables import SOURCES
-from tailkeeper_exporter.catalog import CATALOG, Kind, Metric
+from tailkeeper_exporter.catalog import BACKEND, CATALOG, Kind, Metric
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
 from tools.promql_units import grafana_unit
 from tools.promql_walk import Expression, read
@@ -196,7 +196,7 @@ def _names(expression: Expression) -> Iterator[str]:
 def _labels(name: str) -> tuple[str, ...] | None:
     metric = metric_of(name)
     if metric is None:
-        return None
+        return (CLUSTER.name, BACKEND.name) if name == RECORDED else None
     names = (*metric.label_names, CLUSTER.name)
     return (*names, "le") if name.endswith("_bucket") else names
 

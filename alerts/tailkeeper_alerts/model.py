@@ -86,8 +86,8 @@ class Recording:
 class Alert:
     """One alerting rule. Texts may use the templates of this module and nothing else of Prometheus' template language.
 
-    ``when`` says the condition in words, for the documentation. ``per_backend``, ``by_factor`` and ``by_signal`` say which
-    labels its expression gives. ``board`` is where its link leads, a board's uid.
+    ``when`` says the condition in words, for the documentation. ``per_backend`` and ``by_factor`` say which labels
+    its expression gives. ``board`` is where its link leads, a board's uid.
     """
 
     name: str
@@ -104,7 +104,6 @@ class Alert:
     strategy: str = NO_STRATEGY
     per_backend: bool = True
     by_factor: bool = False
-    by_signal: bool = False
     board: str = BACKEND_BOARD_UID
     score: str | None = None
 

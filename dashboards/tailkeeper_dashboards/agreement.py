@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.dashboard import ValueMapping
 
 from tailkeeper_alerts.promql import CLUSTER, by, eq, regex, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.prometheus_own import ALERT_STATE, ALERTS, STRATEGY
+from tailkeeper_dashboards.prometheus_own import STRATEGY, firing
 from tailkeeper_watchdog.metrics import DECISIONS, FINDING_KIND, FINDINGS_OPEN, PAUSED, POLICY, VERDICT
 
 STRATEGIES: Mapping[str, tuple[str, ...]] = {
@@ -75,8 +75,8 @@ def _findings(strategy: str) -> str:
 
 
 def _told(strategy: str) -> str:
-    firing = series(ALERTS, eq(ALERT_STATE, "firing"), eq(STRATEGY, strategy), queries.IN_CLUSTER)
-    return _is(by("sum", (CLUSTER,), firing))
+    told = firing(eq(STRATEGY, strategy), queries.IN_CLUSTER)
+    return _is(by("sum", (CLUSTER,), told))
 
 
 def _acted(strategy: str) -> str:

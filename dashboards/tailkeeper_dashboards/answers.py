@@ -10,11 +10,9 @@ from tailkeeper_alerts.promql import by, eq, not_regex, series
 from tailkeeper_dashboards import queries, style
 from tailkeeper_dashboards.panels import About, Place, fixed_color, framed, lines, state_bands, target
 from tailkeeper_dashboards.settings import BoardSettings
+from tailkeeper_dashboards.shapes import MOST_LINES
 from tailkeeper_dashboards.tiles import why
 from tailkeeper_exporter.catalog import OUTCOME, REQUESTS
-
-MOST_LINES = 20
-"""More lines than this cannot be told apart; the table of the fleet board has every backend."""
 
 
 def states(settings: BoardSettings, place: Place) -> statetimeline.Panel:

@@ -30,17 +30,13 @@ _LIMITED: Mapping[int, tuple[str, str]] = {0: ("limit changed", style.BLUE), 1: 
 
 def words() -> list[ValueMapping]:
     """For graphs that hold ``code``; 8 is for a change of ours of another knob."""
-    return [style.value_map({str(number): _styled(number) for number in range(16)})]
+    return [style.value_map({str(number): styled(number) for number in range(16)})]
 
 
-def _styled(number: int) -> tuple[str, str]:
+def styled(number: int) -> tuple[str, str]:
+    """Word and colour of what ``code`` means by a number from 0 to 15."""
     known = number % 8
     return _LIMITED.get(known, _STEPS[known]) if number >= 8 else _STEPS[known]
-
-
-def word_of(number: int) -> str:
-    """What ``code`` means by a number from 0 to 15."""
-    return _styled(number)[0]
 
 
 def code() -> str:

@@ -5,13 +5,13 @@ Widths are given so that nothing scrolls sideways at 1280 px; the name takes wha
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import common, dashboard, table
+from grafana_foundation_sdk.builders import common, table
 
 from tailkeeper_alerts.promql import CLUSTER, by, count, eq, quantile, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, Column, Place, fill_table, framed, threshold_steps
+from tailkeeper_dashboards.panels import COLORED_TEXT, About, Column, Place, cell_link, fill_table, framed, threshold_steps
 from tailkeeper_dashboards.settings import BoardSettings
-from tailkeeper_dashboards.tiles import its_requests, this_backend, why
+from tailkeeper_dashboards.tiles import CELL, its_requests, this_backend, why
 from tailkeeper_exporter.catalog import (
     BACKEND,
     GPU_UTILIZATION,
@@ -45,7 +45,6 @@ def backends(settings: BoardSettings, place: Place) -> table.Panel:
 
 def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
     saturated = by("max", queries.BY_BACKEND, series(QUANTILE_SATURATED, eq(SIGNAL, "ttft"), *queries.OF_BACKEND))
-    colored = {"custom.cellOptions": {"type": "color-text"}}
     per_model = queries.OF_MODEL
     # increase() estimates between scrapes; a number of requests is whole.
     requests = f"round({by('sum', queries.BY_BACKEND, f'increase({count(TTFT, *per_model)}[5m])')})"
@@ -64,7 +63,7 @@ def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
             quantile(0.99, TTFT, queries.BY_BACKEND, "5m", *per_model),
             style.unit_of(TTFT),
             width=170,
-            overrides={"thresholds": late, "links": [_link(its_requests("__data.fields.backend"))], **colored},
+            overrides={"thresholds": late, "links": [cell_link(its_requests("__data.fields.backend"))], **COLORED_TEXT},
         ),
         Column("n", requests, style.COUNT_UNIT, width=65),
         Column("Queue", by("sum", queries.BY_BACKEND, series(WAITING, *per_model)), style.unit_of(WAITING), width=65),
@@ -73,7 +72,7 @@ def _columns(settings: BoardSettings, slo: str) -> tuple[Column, ...]:
             by("max", queries.BY_BACKEND, series(KV_USAGE, *per_model)),
             style.unit_of(KV_USAGE),
             width=70,
-            overrides={"thresholds": full, **colored},
+            overrides={"thresholds": full, **COLORED_TEXT},
         ),
         Column("GPU", queries.of_backend(GPU_UTILIZATION, "avg"), style.unit_of(GPU_UTILIZATION), width=70),
         _weight("Weight", ACTUAL_WEIGHT, 75),
@@ -91,17 +90,12 @@ def _factor_words() -> list[object]:
 
 
 def _weight(header: str, metric: Metric, width: int) -> Column:
-    less = {"thresholds": threshold_steps((0, style.BLUE), (1, style.NEUTRAL)), "custom.cellOptions": {"type": "color-text"}}
+    less = {"thresholds": threshold_steps((0, style.BLUE), (1, style.NEUTRAL)), **COLORED_TEXT}
     return Column(header, queries.of_backend(metric), style.unit_of(metric), width=width, overrides=less)
 
 
 def _links() -> list[dict[str, object]]:
-    return [_link(link("__value.raw")) for link in (this_backend, its_requests)]
-
-
-def _link(made: dashboard.DashboardLink) -> dict[str, object]:
-    built = made.build()
-    return {"title": built.title, "url": built.url}
+    return [cell_link(link(CELL)) for link in (this_backend, its_requests)]
 
 
 def _state_cell() -> dict[str, object]:

@@ -7,14 +7,14 @@ canaries usually are deployed, and a mixture where clients choose the revision b
 
 from __future__ import annotations
 
-from tailkeeper_alerts.promql import CLUSTER, LE, Matcher, bucket, by, count, regex, series
+from tailkeeper_alerts.promql import CLUSTER, LE, Matcher, bucket, by, count, on, regex, series
 from tailkeeper_dashboards import queries
-from tailkeeper_exporter.catalog import BACKEND, CANARY, MODEL, REQUESTS, TTFT
+from tailkeeper_exporter.catalog import CANARY, MODEL, REQUESTS, TTFT
 
 IN_REVISIONS = regex(CANARY, "$canary")
 BY_POOL = (CLUSTER, MODEL)
 BY_REVISION = (CLUSTER, MODEL, CANARY)
-EACH = "on (cluster, model, canary_revision)"
+EACH = on(*BY_REVISION)
 LEAST_REQUESTS = 100
 """Of fewer, one request in a hundred says nothing."""
 
@@ -49,7 +49,7 @@ def errors_more_than_stable(window: str) -> str:
     """The difference to the stable revision, of those with enough requests."""
     every = f"{_requests(window, queries.FAILED)} / ({_requests(window)} > 0)"
     base = f"({every} and {EACH} {stable(window)})"
-    return f"({error_ratio(window)} and {EACH} {enough(window)}) - on (cluster, model) group_left () {base}"
+    return f"({error_ratio(window)} and {EACH} {enough(window)}) - {on(*BY_POOL)} group_left () {base}"
 
 
 def p99(window: str) -> str:
@@ -60,7 +60,7 @@ def p99(window: str) -> str:
 def slower_than_stable(window: str) -> str:
     """The difference to the stable revision in seconds, of those with enough requests."""
     known = f"({p99(window)} and {EACH} {enough(window)})"
-    return f"{known} - on (cluster, model) group_left () ({_p99(window)} and {EACH} {stable(window)})"
+    return f"{known} - {on(*BY_POOL)} group_left () ({_p99(window)} and {EACH} {stable(window)})"
 
 
 def canaries(expression: str, window: str) -> str:
@@ -77,11 +77,10 @@ def _requests(window: str, *matchers: Matcher) -> str:
 
 
 def _p99(window: str) -> str:
-    mostly = by("topk", (CLUSTER, BACKEND), by("sum", (CLUSTER, BACKEND, CANARY), f"increase({_all(window)})"), "1")
-    times = f"* on (cluster, backend) group_left (canary_revision) (0 * {mostly} + 1)"
-    of_backend = (CLUSTER, BACKEND, MODEL)
-    buckets = by("sum", (*of_backend, LE), f"rate({bucket(TTFT, *queries.OF_MODEL)}[{window}])")
-    seen = by("sum", BY_REVISION, f"{by('sum', of_backend, f'rate({count(TTFT, *queries.OF_MODEL)}[{window}])')} {times}")
+    mostly = by("topk", queries.BY_BACKEND, by("sum", (*queries.BY_BACKEND, CANARY), f"increase({_all(window)})"), "1")
+    times = f"* {queries.EACH_BACKEND} group_left ({CANARY.name}) (0 * {mostly} + 1)"
+    buckets = by("sum", (*queries.BY_MODEL, LE), f"rate({bucket(TTFT, *queries.OF_MODEL)}[{window}])")
+    seen = by("sum", BY_REVISION, f"{by('sum', queries.BY_MODEL, f'rate({count(TTFT, *queries.OF_MODEL)}[{window}])')} {times}")
     return f"(histogram_quantile(0.99, {by('sum', (*BY_REVISION, LE), f'{buckets} {times}')}) and {seen} > 0)"
 
 

@@ -9,6 +9,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from tailkeeper_alerts.promql import CLUSTER, by, quantile, series
 from tailkeeper_dashboards import queries, requests, style
 from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
     MIXED,
     About,
     Column,
@@ -30,6 +31,8 @@ STAGES: tuple[tuple[str, Metric], ...] = ((QUEUE, QUEUE_TIME), (PREFILL, PREFILL
 """A stage as the spans call it, and the histogram of all requests' same stage."""
 THIS, MEDIAN, TAIL = "this request", "P50 of its backend", "P99 of its backend"
 NS_PER_S = 1_000_000_000
+CONFIDENCE = ((0.8, 1.0, "high", style.GREEN), (0.5, 0.8, "medium", style.NEUTRAL), (0.0, 0.5, "low", style.ORANGE))
+"""From, to, and the word that the watchdog's own sentences have for it. Grafana takes the first that fits, ends included."""
 
 
 def stages(settings: BoardSettings, place: Place) -> barchart.Panel:
@@ -91,13 +94,13 @@ def shares(settings: BoardSettings, place: Place) -> table.Panel:
     )
     labels = (*queries.BY_BACKEND, FINDING_KIND, DIMENSION, VALUE)
     bar = {"custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}, "min": 0, "max": 1}
-    sure = {"mappings": _confidence_words(), "custom.cellOptions": {"type": "color-text"}}
+    sure = {"mappings": _confidence_words(), **COLORED_TEXT}
     share = by("max", labels, series(FINDING_SHARE, *queries.OF_BACKEND))
     confidence = by("max", labels, series(FINDING_CONFIDENCE, *queries.OF_BACKEND))
     columns = (
         Column("Cluster", None, source=CLUSTER.name),
-        Column("Backend", None, source=BACKEND.name, width=80),
-        Column("Finding", None, source=FINDING_KIND.name, width=90),
+        Column("Backend", None, source=BACKEND.name, width=95),
+        Column("Finding", None, source=FINDING_KIND.name, width=95),
         Column("Cause", None, source=DIMENSION.name, width=80),
         Column("Which", None, source=VALUE.name),
         Column("Share", share, style.unit_of(FINDING_SHARE), width=130, overrides=bar),
@@ -110,6 +113,4 @@ def shares(settings: BoardSettings, place: Place) -> table.Panel:
 
 
 def _confidence_words() -> list[object]:
-    """As the watchdog's own sentences call it."""
-    bounds = ((0.0, 0.5, "low", style.ORANGE), (0.5, 0.8, "medium", style.NEUTRAL), (0.8, 1.01, "high", style.GREEN))
-    return [style.range_map(*bound) for bound in bounds] + [style.missing("–")]
+    return [*(style.range_map(*bound) for bound in CONFIDENCE), style.missing("–")]

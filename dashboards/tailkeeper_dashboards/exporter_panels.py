@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import table
 
-from tailkeeper_alerts.promql import CLUSTER, by, regex, series
+from tailkeeper_alerts.promql import CLUSTER, by, not_regex, regex, series
 from tailkeeper_dashboards import queries, style
 from tailkeeper_dashboards.panels import About, Builder, Column, Place, fill_table, framed, lines, logarithmic, target
 from tailkeeper_dashboards.settings import BoardSettings
 from tailkeeper_dashboards.shapes import ranked, tile
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.tiles import backend_column, why
 from tailkeeper_exporter.catalog import (
-    BACKEND,
     INVALID_SAMPLES,
     METRIC,
     MISSING_METRICS,
@@ -50,12 +49,13 @@ def sources(settings: BoardSettings) -> Builder:
 def source_age(settings: BoardSettings) -> Builder:
     about = About(
         f"Which source is late? Oldest {FEW_LINES}",
-        "Time since a source last gave readings; a probe is made only where traffic proves nothing, so its age grows.",
+        "Time since a source last gave readings; without probes, which are made only where traffic proves nothing.",
         style.unit_of(SCRAPE_AGE),
         "no exporter seen",
         Place(0, 12, 12, 8),
     )
-    ages = queries.of_group(SCRAPE_AGE, (*queries.BY_BACKEND, SOURCE))
+    due = series(SCRAPE_AGE, *queries.OF_BACKEND, not_regex(SOURCE, "probe"))
+    ages = queries.serving_model(by("max", (*queries.BY_BACKEND, SOURCE), due))
     return logarithmic(ranked(settings, about, ages, "{{backend}} {{source}}", most=FEW_LINES))
 
 
@@ -88,7 +88,7 @@ def missing(settings: BoardSettings) -> Builder:
         "Which metrics are missing?",
         "Metrics that an engine of this kind and version should offer and does not; what they would say is unknown.",
         style.COUNT_UNIT,
-        "none",
+        "none, or no exporter is seen",
         Place(8, 44, 8, 8),
     )
     missing = f"{queries.of_group(MISSING_METRICS, (*queries.BY_BACKEND, METRIC))} > 0"
@@ -100,7 +100,7 @@ def invalid(settings: BoardSettings) -> Builder:
         "Which samples were not used?",
         "Samples and pages that the exporter could not use, a second, by reason.",
         style.rate_unit_of(INVALID_SAMPLES),
-        "all were used",
+        "all were used, or no exporter is seen",
         Place(16, 44, 8, 8),
     )
     expr = by("sum", (REASON,), f"rate({series(INVALID_SAMPLES, *queries.OF_BACKEND)}[{WINDOW}])")
@@ -133,7 +133,7 @@ def lost(settings: BoardSettings) -> Builder:
         "watchdog's spans": (metrics.OTLP_SPANS, metrics.OTLP_OUTCOME),
         "decision log": (metrics.OTLP_LOGS, metrics.OTLP_OUTCOME),
     }
-    panel = lines().min(0)
+    panel = lines().min(0).axis_soft_max(1)
     for ref, (name, (metric, outcome)) in zip("ABCD", sent.items(), strict=True):
         gone = series(metric, regex(outcome, "dropped|refused"), queries.IN_CLUSTER)
         panel = panel.with_target(target(f"sum(rate({gone}[{WINDOW}]))", ref, name))
@@ -142,10 +142,5 @@ def lost(settings: BoardSettings) -> Builder:
 
 def _listed(settings: BoardSettings, about: About, header: str, label: str, expr: str) -> table.Panel:
     """Names only: which backend, and which of its parts."""
-    link = this_backend("__value.raw").build()
-    columns = (
-        Column("Cluster", None, source=CLUSTER.name),
-        Column("Backend", None, source=BACKEND.name, overrides={"links": [{"title": link.title, "url": link.url}]}),
-        Column(header, expr, source=label),
-    )
+    columns = (Column("Cluster", None, source=CLUSTER.name), backend_column(), Column(header, expr, source=label))
     return framed(fill_table(table.Panel(), columns).thresholds(style.steps()), about, why(settings))

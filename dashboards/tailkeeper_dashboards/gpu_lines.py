@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from grafana_foundation_sdk.builders import dashboard, statetimeline, timeseries
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
-from tailkeeper_alerts.promql import Matcher, by, series
+from tailkeeper_alerts.promql import CLUSTER, Matcher, by, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, Place, fixed_color, framed, lines, state_bands, target
+from tailkeeper_dashboards.gpu_tables import HELD_BACK
+from tailkeeper_dashboards.panels import About, Place, bands, fixed_color, framed, lines, target
 from tailkeeper_exporter.catalog import (
     GPU,
     GPU_MEMORY_TOTAL,
@@ -100,9 +101,11 @@ def held_back(links: Links, place: Place, chosen: Chosen) -> statetimeline.Panel
         "nothing did, or it is not reported",
         place,
     )
-    labels = (*queries.BY_BACKEND, THROTTLE)
+    labels = (CLUSTER, THROTTLE)
     held = series(GPU_THROTTLED, *chosen.of)
     each = f"{by('max', labels, held)} and {by('max', labels, f'max_over_time({held}[$__range])')} > 0"
     words = style.value_map({"0": ("free", style.GREY), "1": ("held back", style.ORANGE)})
-    panel = state_bands().mappings([words, style.missing("unknown")])
-    return framed(panel.with_target(target(f"topk({MOST_LINES}, {each})", legend="{{reason}}")), about, links)
+    panel = bands([words]).with_target(target(each, legend="{{reason}}"))
+    for reason, (word, _) in HELD_BACK.items():
+        panel = panel.override_by_regexp(f"/^{reason}$/", [DynamicConfigValue("displayName", word)])
+    return framed(panel, about, links)

@@ -10,9 +10,20 @@ from grafana_foundation_sdk.models.dashboard import ValueMapping
 
 from tailkeeper_alerts.promql import CLUSTER, by, eq, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, Column, Place, board_url, fill_table, framed, threshold_steps
+from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
+    About,
+    Column,
+    Place,
+    board_url,
+    cell_link,
+    fill_table,
+    framed,
+    link,
+    threshold_steps,
+)
 from tailkeeper_dashboards.settings import ROOT_CAUSE_UID, BoardSettings
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.tiles import CELL, backend_column, why
 from tailkeeper_exporter.catalog import (
     BACKEND,
     ECC_KIND,
@@ -44,7 +55,8 @@ NVLINK_LIMIT_RATIO, PCIE_LIMIT_RATIO = 0.82, 0.85
 """Above these the health gate sends less work there."""
 STALE_S = 10.0
 """A sample this old is of no use beside requests of some seconds."""
-COLORED = {"custom.cellOptions": {"type": "color-text"}}
+SORTED_WIDTH = 125
+"""Of the column that the rows are sorted by: its head has an arrow beside its name."""
 
 HELD_BACK: dict[str, tuple[str, str]] = {
     "applications_clocks_setting": ("as set", style.BLUE),
@@ -66,11 +78,6 @@ def of_gpu(metric: Metric, operator: str = "max") -> str:
     return queries.of_group(metric, BY_GPU, operator)
 
 
-def short_id(expression: str) -> str:
-    """A GPU's UUID as its first eight and last four characters."""
-    return f'label_replace({expression}, "gpu", "$1…$2", "gpu", "(.{{8}}).+(.{{4}})")'
-
-
 def told(expression: str) -> str:
     """``expression``, and not a number for each GPU that lacks it, so that its cell says so and its column stays."""
     return f"{expression} or {of_gpu(GPU_SAMPLE_AGE)} * NaN"
@@ -80,8 +87,8 @@ def named(expression: str) -> str:
     """``expression`` for lines called ``{{backend}}{{gpu}}``: a backend's only GPU is called, and so coloured, like the backend;
     of several each has the first eight and the last four characters of its UUID."""
     alone = f"{by('count', queries.BY_BACKEND, series(GPU_SAMPLE_AGE))} == 1"
-    only = f'label_replace({expression} and on (cluster, backend) ({alone}), "gpu", "", "gpu", ".*")'
-    spaced = f'label_replace({expression} unless on (cluster, backend) ({alone}), "gpu", " $1", "gpu", "(.*)")'
+    only = f'label_replace({expression} and {queries.EACH_BACKEND} ({alone}), "gpu", "", "gpu", ".*")'
+    spaced = f'label_replace({expression} unless {queries.EACH_BACKEND} ({alone}), "gpu", " $1", "gpu", "(.*)")'
     return f'({only} or label_replace({spaced}, "gpu", " $1…$2", "gpu", " (.{{8}}).+(.{{4}})"))'
 
 
@@ -115,24 +122,22 @@ def how_is_it(settings: BoardSettings) -> table.Panel:
     )
     # A value of the backend beside each of its GPUs; the age of the sample only lends its labels.
     kv = by("max", queries.BY_BACKEND, series(KV_USAGE, *queries.OF_MODEL))
-    at_each = f"{kv} + on (cluster, backend) group_right () 0 * {of_gpu(GPU_SAMPLE_AGE)}"
+    at_each = f"{kv} + {queries.EACH_BACKEND} group_right () 0 * {of_gpu(GPU_SAMPLE_AGE)}"
     full = threshold_steps((0, style.NEUTRAL), (0.8, style.ORANGE), (0.9, style.RED))
-    words = [*held_back_words(), style.missing("unsupported")]
+    held = {"mappings": [*held_back_words(), style.missing("unsupported")], **COLORED_TEXT}
     return _table(
         settings,
         about,
         "Temperature",
         (
-            *_names(),
+            *names(),
             _column("Use", of_gpu(GPU_UTILIZATION), GPU_UTILIZATION),
-            Column("Memory", told(used_ratio()), style.RATIO_UNIT, width=90, overrides={"decimals": 1}),
-            _column("KV", at_each, KV_USAGE, {"thresholds": full, **COLORED}),
-            _column("Temperature", of_gpu(GPU_TEMPERATURE), GPU_TEMPERATURE, _above(HOT_CELSIUS)),
+            Column("Memory", told(used_ratio()), style.RATIO_UNIT, width=100, overrides={"decimals": 1, **COLORED_TEXT}),
+            _column("KV", at_each, KV_USAGE, {"thresholds": full}),
+            _column("Temperature", of_gpu(GPU_TEMPERATURE), GPU_TEMPERATURE, _above(HOT_CELSIUS), SORTED_WIDTH),
             _column("Power", of_gpu(GPU_POWER), GPU_POWER),
             _column("SM clock", of_gpu(GPU_SM_CLOCK), GPU_SM_CLOCK),
-            Column(
-                "Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=150, overrides={"mappings": words, **COLORED}
-            ),
+            Column("Clocks held back", told(held_back_rank()), style.COUNT_UNIT, width=150, overrides=held),
             _column("Age", of_gpu(GPU_SAMPLE_AGE), GPU_SAMPLE_AGE, _above(STALE_S)),
         ),
     )
@@ -148,20 +153,22 @@ def is_it_failing(settings: BoardSettings) -> table.Panel:
         Place(0, 52, 24, 8),
     )
     xids = series(GPU_XID_EVENTS, *queries.OF_BACKEND)
-    bad = {"thresholds": threshold_steps((0, style.NEUTRAL), (1, style.RED)), **COLORED}
+    # The series of an XID begins with its first, so none is not told apart from a driver that reports none.
+    unseen = {"mappings": [style.missing("none seen")], **COLORED_TEXT}
+    bad = {"thresholds": threshold_steps((0, style.NEUTRAL), (1, style.RED)), **COLORED_TEXT}
     return _table(
         settings,
         about,
         "Uncorrected",
         (
-            *_names(),
+            *names(),
             _column("Fragmented", of_gpu(GPU_FRAGMENTATION), GPU_FRAGMENTATION),
             _column("Copying", of_gpu(GPU_MEMORY_COPY), GPU_MEMORY_COPY),
             _column("PCIe", of_gpu(GPU_PCIE), GPU_PCIE, _above(PCIE_LIMIT_RATIO)),
             _column("NVLink", of_gpu(GPU_NVLINK), GPU_NVLINK, _above(NVLINK_LIMIT_RATIO)),
-            Column("Corrected", told(_errors("single_bit")), style.COUNT_UNIT, width=100),
-            Column("Uncorrected", told(_errors("double_bit")), style.COUNT_UNIT, width=100, overrides=bad),
-            Column("XIDs", told(_last_hour(xids)), style.COUNT_UNIT, width=80, overrides={"mappings": [style.missing("none")]}),
+            Column("Corrected", told(_errors("single_bit")), style.COUNT_UNIT, width=100, overrides=COLORED_TEXT),
+            Column("Uncorrected", told(_errors("double_bit")), style.COUNT_UNIT, width=SORTED_WIDTH, overrides=bad),
+            Column("XIDs", told(_last_hour(xids)), style.COUNT_UNIT, width=100, overrides=unseen),
             _column("Retired", of_gpu(GPU_RETIRED_PAGES), GPU_RETIRED_PAGES),
         ),
     )
@@ -173,24 +180,22 @@ def _table(settings: BoardSettings, about: About, sort: str, columns: tuple[Colu
     return framed(panel, about, why(settings))
 
 
-def _names() -> tuple[Column, ...]:
-    backend = this_backend("__value.raw").build()
-    requests = f"{board_url(ROOT_CAUSE_UID)}&var-gpu=${{__value.raw:percentencode}}"
+def names() -> tuple[Column, ...]:
+    requests = link("Requests on this GPU", f"{board_url(ROOT_CAUSE_UID)}&var-gpu=${{{CELL}:percentencode}}")
+    gpu = {"links": [cell_link(requests)], "mappings": [style.short_ids()]}
     return (
         Column("Cluster", None, source=CLUSTER.name),
-        Column(
-            "Backend", None, source=BACKEND.name, width=100, overrides={"links": [{"title": backend.title, "url": backend.url}]}
-        ),
-        Column("GPU", None, source=GPU.name, overrides={"links": [{"title": "Requests on this GPU", "url": requests}]}),
+        backend_column(),
+        Column("GPU", None, source=GPU.name, width=130, overrides=gpu),
     )
 
 
-def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object] | None = None) -> Column:
-    return Column(header, told(expr), style.unit_of(metric), width=100, overrides=overrides or {})
+def _column(header: str, expr: str, metric: Metric, overrides: dict[str, object] | None = None, width: int = 100) -> Column:
+    return Column(header, told(expr), style.unit_of(metric), width=width, overrides={**COLORED_TEXT, **(overrides or {})})
 
 
 def _above(limit: float) -> dict[str, object]:
-    return {"thresholds": threshold_steps((0, style.NEUTRAL), (limit, style.ORANGE)), **COLORED}
+    return {"thresholds": threshold_steps((0, style.NEUTRAL), (limit, style.ORANGE))}
 
 
 def _errors(kind: str) -> str:

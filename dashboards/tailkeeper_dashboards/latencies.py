@@ -7,32 +7,38 @@ from collections.abc import Sequence
 from grafana_foundation_sdk.builders import dashboard, timeseries
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
-from tailkeeper_alerts.promql import CLUSTER, quantile
+from tailkeeper_alerts.promql import CLUSTER, Matcher, quantile
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, fixed_color, framed, limit_line, lines, logarithmic, target
+from tailkeeper_dashboards.panels import About, fixed_color, framed, lines, logarithmic, target, with_limit
 from tailkeeper_exporter.catalog import Metric
 
 QUANTILES = (0.5, 0.95, 0.99)
 N = "requests (n)"
+WINDOW = "$__rate_interval"
+
+
+def quantile_lines(metric: Metric, *matchers: Matcher) -> timeseries.Panel:
+    """Of all that ``matchers`` choose together; refs A, B and C."""
+    panel = logarithmic(lines())
+    for ref, q in zip("ABC", QUANTILES, strict=True):
+        name = f"P{q * 100:.0f}"
+        asked = quantile(q, metric, (CLUSTER,), WINDOW, *matchers)
+        panel = panel.with_target(target(asked, ref, name, exemplar=name == "P99"))
+        strength = [fixed_color(style.QUANTILE_COLORS[name]), DynamicConfigValue("custom.lineWidth", 2 if name == "P99" else 1)]
+        panel = panel.override_by_name(name, strength)
+    return panel
 
 
 def quantiles(
     metric: Metric, about: About, links: Sequence[dashboard.DashboardLink], slo_s: float | None = None, counted: str = N
 ) -> timeseries.Panel:
     """All chosen backends together; ``counted`` says what n counts, ``slo_s`` the promise in seconds where there is one."""
-    window = "$__rate_interval"
-    panel = logarithmic(lines())
-    for ref, q in zip("ABC", QUANTILES, strict=True):
-        name = f"P{q * 100:.0f}"
-        asked = quantile(q, metric, (CLUSTER,), window, *queries.OF_MODEL)
-        panel = panel.with_target(target(asked, ref, name, exemplar=name == "P99"))
-        strength = [fixed_color(style.QUANTILE_COLORS[name]), DynamicConfigValue("custom.lineWidth", 2 if name == "P99" else 1)]
-        panel = panel.override_by_name(name, strength)
-    panel = panel.with_target(target(queries.samples(metric, window, CLUSTER), "D", counted))
+    panel = quantile_lines(metric, *queries.OF_MODEL)
+    panel = panel.with_target(target(queries.samples(metric, WINDOW, CLUSTER), "D", counted))
     panel = panel.override_by_query("D", _beside())
     if slo_s is not None:
         slo = f"SLO {style.seconds_text(slo_s)}"
-        panel = limit_line(panel.with_target(target(f"vector({slo_s:g})", "E", slo)), slo)
+        panel = with_limit(panel, slo, slo_s, "E")
     return framed(panel, about, links)
 
 

@@ -9,9 +9,9 @@ from grafana_foundation_sdk.builders import table
 from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue
 
 from tailkeeper_dashboards import happened, style
-from tailkeeper_dashboards.panels import LOKI, About, Place, framed, log_lines
+from tailkeeper_dashboards.panels import COLORED_TEXT, LOKI, About, Place, cell_link, framed, labels_as_columns, log_lines
 from tailkeeper_dashboards.settings import BoardSettings
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.tiles import CELL, this_backend, why
 from tailkeeper_watchdog.happenings import names
 from tailkeeper_watchdog.happenings.names import Phase
 
@@ -40,7 +40,7 @@ class Shown:
 _WHEN = Shown("When", TIME, 80)
 _PHASE = Shown("Phase", names.PHASE, 90, PHASE_COLORS)
 _BACKEND = Shown("Backend", names.BACKEND, 90)
-_STRATEGY = Shown("Strategy", names.STRATEGY, 165)
+_STRATEGY = Shown("Strategy", names.STRATEGY, 175)
 _TRIGGER = Shown("Trigger", names.TRIGGER, 140)
 _SENTENCE = Shown("What, and why", SENTENCE)
 
@@ -87,14 +87,13 @@ def cluster_events(settings: BoardSettings, place: Place) -> table.Panel:
 
 def _table(settings: BoardSettings, about: About, logql: str, columns: tuple[Shown, ...]) -> table.Panel:
     panel = table.Panel().with_target(log_lines(logql)).thresholds(style.steps()).mappings([style.missing("–")])
-    split = DataTransformerConfig(id_val="extractFields", options={"source": "labels", "format": "auto", "replace": False})
     only = DataTransformerConfig(
         id_val="filterFieldsByName", options={"include": {"names": [column.attribute for column in columns]}}
     )
     order = {column.attribute: index for index, column in enumerate(columns)}
     renamed = {column.attribute: column.header for column in columns}
     organize = {"excludeByName": {}, "indexByName": order, "renameByName": renamed}
-    for transformation in (split, only, DataTransformerConfig(id_val="organize", options=organize)):
+    for transformation in (labels_as_columns(), only, DataTransformerConfig(id_val="organize", options=organize)):
         panel = panel.with_transformation(transformation)
     for column in columns:
         cells = [DynamicConfigValue(name, value) for name, value in _cells(column).items()]
@@ -109,9 +108,8 @@ def _cells(column: Shown) -> Mapping[str, object]:
     if column.attribute == TIME:
         found["unit"] = "time:HH:mm:ss"
     if column.attribute == names.BACKEND:
-        link = this_backend("__value.raw").build()
-        found["links"] = [{"title": link.title, "url": link.url}]
+        found["links"] = [cell_link(this_backend(CELL))]
     if column.colors:
         found["mappings"] = [style.value_map({word: (word, color) for word, color in column.colors.items()})]
-        found["custom.cellOptions"] = {"type": "color-text"}
+        found |= COLORED_TEXT
     return found

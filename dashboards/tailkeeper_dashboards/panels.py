@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -46,6 +46,7 @@ from grafana_foundation_sdk.models.dashboard import (
     DynamicConfigValue,
     FieldColorModeId,
     GridPos,
+    ValueMapping,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.tempo import SearchTableType
@@ -167,9 +168,9 @@ def trace_view() -> dashboard_builders.Panel:
 
 
 def bars() -> bargauge.Panel:
-    """Horizontal bars, one a series, coloured by threshold, longest first as the query sorts them."""
+    """Horizontal bars from 0, one a series, coloured by threshold, longest first as the query sorts them."""
     reduce = common.ReduceDataOptions().calcs(["lastNotNull"])
-    panel = bargauge.Panel().orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC)
+    panel = bargauge.Panel().orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC).min(0)
     return panel.reduce_options(reduce).show_unfilled(True).thresholds(steps())
 
 
@@ -211,8 +212,13 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
 
 def state_bands() -> statetimeline.Panel:
     """A band a backend, coloured and worded by state."""
+    return bands(state_ranks())
+
+
+def bands(mappings: Sequence[ValueMapping]) -> statetimeline.Panel:
+    """A band a series, coloured and worded by ``mappings`` of its number; grey and worded where there is none."""
     legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
-    panel = statetimeline.Panel().mappings([*state_ranks(), missing("unknown")]).legend(legend.show_legend(False).calcs([]))
+    panel = statetimeline.Panel().mappings([*mappings, missing("unknown")]).legend(legend.show_legend(False).calcs([]))
     panel = panel.color_scheme(color_by(FieldColorModeId.THRESHOLDS)).thresholds(steps())
     return panel.merge_values(True).show_value(VisibilityMode.AUTO).row_height(0.8)
 
@@ -221,10 +227,26 @@ def fixed_color(color: str) -> DynamicConfigValue:
     return DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
 
 
+def fixed_lines(panel: timeseries.Panel, asked: Iterable[tuple[str, str, str]]) -> timeseries.Panel:
+    """Lines whose colour says what they are: a name, a query and a colour each."""
+    for ref, (name, expr, color) in zip("ABCDEFG", asked, strict=False):
+        panel = panel.with_target(target(expr, ref, name)).override_by_name(name, [fixed_color(color)])
+    return panel
+
+
+def with_limit(panel: timeseries.Panel, name: str, bound: float, ref: str = "B") -> timeseries.Panel:
+    """``bound``, in the panel's unit, as a line of its own; ``name`` says its value."""
+    return limit_line(panel.with_target(target(f"vector({bound:g})", ref, name)), name)
+
+
 def limit_line(panel: timeseries.Panel, name: str) -> timeseries.Panel:
-    """The SLO's own series as a dashed red line; its value is in its name."""
-    style = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]})
-    return panel.override_by_name(name, [fixed_color(RED), style, DynamicConfigValue("custom.lineWidth", 1)])
+    """The series ``name`` as a bound is drawn: dashed, thin and red."""
+    dashed = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]})
+    return panel.override_by_name(name, [fixed_color(RED), dashed, DynamicConfigValue("custom.lineWidth", 1)])
+
+
+COLORED_TEXT: Mapping[str, object] = {"custom.cellOptions": {"type": "color-text"}}
+"""Overrides of a column whose words and numbers have the colour of their mapping or threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +265,7 @@ class Column:
 
 
 def fill_table(panel: table.Panel, columns: Sequence[Column]) -> table.Panel:
-    """One row a backend: the queries joined on their labels, then named and ordered as the columns are."""
+    """One row a set of labels: the queries joined on them, then named and ordered as the columns are."""
     names: dict[str, str] = {}
     hidden = {"Time": True}
     for index, column in enumerate(columns):
@@ -269,6 +291,17 @@ def fill_table(panel: table.Panel, columns: Sequence[Column]) -> table.Panel:
     return panel
 
 
+def cell_link(made: dashboard_builders.DashboardLink) -> dict[str, object]:
+    """A link as a cell's override has it."""
+    built = made.build()
+    return {"title": built.title, "url": built.url}
+
+
+def labels_as_columns() -> DataTransformerConfig:
+    """What Loki knows of a line beside its text, a column each."""
+    return DataTransformerConfig(id_val="extractFields", options={"source": "labels", "format": "auto", "replace": False})
+
+
 def _ref(index: int) -> str:
     return chr(ord("A") + index)
 
@@ -280,6 +313,6 @@ def _column_overrides(column: Column) -> list[DynamicConfigValue]:
 
 
 def threshold_steps(*bounds: tuple[float, str]) -> dict[str, object]:
-    """Thresholds as an override's value, above a neutral base."""
+    """Thresholds as an override's value. What lies below all of them is grey."""
     levels: list[object] = [{"color": GREY, "value": None}, *({"color": color, "value": value} for value, color in bounds)]
     return {"mode": "absolute", "steps": levels}

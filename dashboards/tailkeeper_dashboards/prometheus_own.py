@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from tailkeeper_alerts.model import RuleSettings
+from tailkeeper_alerts.promql import INSTANCE, JOB, Matcher, eq, series
+from tailkeeper_alerts.slo import promises
 from tailkeeper_exporter.catalog import BACKEND, Kind, Label, Metric, Unit
+from tailkeeper_watchdog.metrics import BURN_FAST
 
 ALERT_NAME = Label("alertname", 64, "name of the rule")
 ALERT_STATE = Label("alertstate", 2, "pending or firing")
 ALERT_SEVERITY = Label("severity", 3, "page, ticket or info")
 STRATEGY = Label("self_heal_strategy", 8, "the policy that acts on it, or none")
 POSTED_STATE = Label("state", 3, "active, suppressed or unprocessed")
-JOB, INSTANCE = Label("job", 64, "what was scraped"), Label("instance", 2_000, "where")
 
 ALERTS = Metric(
     "ALERTS",
@@ -26,5 +29,11 @@ ALERTMANAGER_ALERTS = Metric(
     "Alerts that Alertmanager holds, where it is scraped.",
     (POSTED_STATE, JOB, INSTANCE),
 )
-
 PROMETHEUS_OWN: tuple[Metric, ...] = (ALERTS, UP, ALERTMANAGER_ALERTS)
+RECORDED = promises(RuleSettings())[0].counted(BURN_FAST.short_s)
+"""Our rules record it of every backend, with traffic or without, by cluster and backend: where it is, they are evaluated."""
+
+
+def firing(*matchers: Matcher) -> str:
+    """The alerts that fire; nothing while none does."""
+    return series(ALERTS, eq(ALERT_STATE, "firing"), *matchers)

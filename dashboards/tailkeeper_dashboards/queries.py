@@ -6,7 +6,9 @@ whose model nobody knows, and those of a server that serves one cluster alone, s
 
 from __future__ import annotations
 
-from tailkeeper_alerts.promql import CLUSTER, at_most, bucket, by, count, eq, not_regex, regex, series
+from tailkeeper_alerts import slo
+from tailkeeper_alerts.promql import CLUSTER, Matcher, at_most, bucket, by, count, eq, not_regex, on, regex, series
+from tailkeeper_dashboards.prometheus_own import RECORDED, firing
 from tailkeeper_dashboards.style import STATES
 from tailkeeper_exporter.catalog import (
     BACKEND,
@@ -30,10 +32,12 @@ IN_MODELS = regex(MODEL, "$model")
 OF_BACKEND = (IN_CLUSTER, IN_BACKENDS)
 OF_MODEL = (*OF_BACKEND, IN_MODELS)
 """Matchers of everything that has these labels."""
-BY_BACKEND = (CLUSTER, BACKEND)
+BY_BACKEND = slo.PLACE
 BY_MODEL = (CLUSTER, BACKEND, MODEL)
 """What a backend's series are grouped by: two clusters may each have a backend of one name."""
-FAILED = regex(OUTCOME, "error|rejected")
+EACH_BACKEND = on(*BY_BACKEND)
+"""How two of them are matched."""
+FAILED = slo.FAILED
 """What went wrong on our side; a request that its client gave up is neither good nor bad."""
 
 
@@ -53,8 +57,7 @@ def serving_model(expression: str) -> str:
     A backend whose models are not known stays: one that died before it could name a model must not leave the board.
     """
     others, chosen = series(REQUESTS, not_regex(MODEL, "$model")), series(REQUESTS, IN_MODELS)
-    each = "on (cluster, backend)"
-    return f"({expression} unless {each} ({others} unless {each} {chosen}))"
+    return f"({expression} unless {EACH_BACKEND} ({others} unless {EACH_BACKEND} {chosen}))"
 
 
 def in_states(*names: str) -> str:
@@ -88,6 +91,11 @@ def open_findings(severity: str) -> str:
 def leases() -> str:
     """How many changes of ours are in force on the chosen backends; 0 while a watchdog is seen."""
     return f"sum({series(LEASES_IN_FORCE, *OF_BACKEND)}) or 0 * sum({series(LEASES_IN_FORCE, IN_CLUSTER)})"
+
+
+def alerts_firing(*matchers: Matcher) -> str:
+    """How many such alerts fire; 0, and not nothing, where our rules are evaluated."""
+    return f"sum({firing(*matchers, IN_CLUSTER)}) or 0 * sum({RECORDED}{{{IN_CLUSTER.text}}})"
 
 
 def saturated(signal: str) -> str:

@@ -11,7 +11,19 @@ from grafana_foundation_sdk.cog import variants
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, DataTransformerConfig, DynamicConfigValue
 
 from tailkeeper_dashboards import requests, style
-from tailkeeper_dashboards.panels import LOKI, TEMPO, About, Place, board_url, framed, log_lines, search, threshold_steps
+from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
+    LOKI,
+    TEMPO,
+    About,
+    Place,
+    board_url,
+    framed,
+    labels_as_columns,
+    log_lines,
+    search,
+    threshold_steps,
+)
 from tailkeeper_dashboards.settings import BACKEND_UID, FLEET_UID, ROOT_CAUSE_UID, BoardSettings
 from tailkeeper_dashboards.tiles import elsewhere
 from tailkeeper_exporter.otlp import attributes as names
@@ -88,8 +100,7 @@ def logged(settings: BoardSettings, place: Place) -> table.Panel:
         place,
     )
     query = log_lines(requests.slow_lines(settings.slo_ttft_s), limit=requests.MOST_FOUND)
-    split = DataTransformerConfig(id_val="extractFields", options={"source": "labels", "format": "auto", "replace": False})
-    return _table(settings, about, LOKI, query, LINE_FIELDS, (split,))
+    return _table(settings, about, LOKI, query, LINE_FIELDS, (labels_as_columns(),))
 
 
 def _table(
@@ -139,11 +150,11 @@ def _cells(settings: BoardSettings, fields: Fields) -> Mapping[str, Mapping[str,
         fields.header: {"unit": "time:HH:mm:ss", "custom.width": 80},
         "Request": {"links": [{"title": "Why did this request wait?", "url": request_url(fields)}]},
         "Backend": {"custom.width": 90},
-        "First token": {"unit": "s", "custom.width": 95, "thresholds": late, "custom.cellOptions": {"type": "color-text"}},
+        "First token": {"unit": "s", "custom.width": 95, "thresholds": late, **COLORED_TEXT},
         "Outcome": {
             "custom.width": 80,
             "mappings": [style.value_map({"ok": ("ok", style.NEUTRAL), **outcome})],
-            "custom.cellOptions": {"type": "color-text"},
+            **COLORED_TEXT,
         },
         "GPU": for_links_only,
         "Trace": for_links_only,

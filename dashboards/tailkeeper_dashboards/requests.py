@@ -6,10 +6,10 @@ with and without one. A backend's name is a regular expression here as in PromQL
 
 from __future__ import annotations
 
+from tailkeeper_alerts.slo import FAILED
 from tailkeeper_dashboards.style import seconds_in_query
 from tailkeeper_exporter.otlp import attributes as names
 from tailkeeper_exporter.otlp.spans import REQUEST_SPAN, SERVICE_NAME, STAGES
-from tailkeeper_watchdog.happenings import names as happenings
 
 TYPED = "(cmpl-|chatcmpl-)?$request_id"
 """The typed id as a regular expression that matches the whole; it matches no id while nothing is typed."""
@@ -26,7 +26,7 @@ def label(attribute: str) -> str:
 
 def slow_spans(slo_s: float) -> str:
     """Requests that came late or went wrong, of the chosen backends and models; the one that was typed, whatever it was like."""
-    slow = f'span.{names.TTFT} > {seconds_in_query(slo_s)} || span.{names.OUTCOME} =~ "error|rejected"'
+    slow = f'span.{names.TTFT} > {seconds_in_query(slo_s)} || span.{names.OUTCOME} =~ "{FAILED.value}"'
     chosen = " && ".join(
         (
             f'name = "{REQUEST_SPAN}"',
@@ -48,7 +48,7 @@ def stages_of_request() -> str:
 def slow_lines(slo_s: float) -> str:
     """The same from the access log, which has every request, whether its trace was kept or not."""
     request = label(names.REQUEST_ID)
-    slow = f'{label(names.TTFT)} > {seconds_in_query(slo_s)} or {label(names.OUTCOME)} =~ "error|rejected"'
+    slow = f'{label(names.TTFT)} > {seconds_in_query(slo_s)} or {label(names.OUTCOME)} =~ "{FAILED.value}"'
     stages = (
         f'{{service_name="{SERVICE_NAME}"}}',
         f'{label(names.BACKEND)} =~ "$backend"',
@@ -65,8 +65,3 @@ def lines_of_request() -> str:
     by_id = f'({request} != "" and {request} =~ "{TYPED}")'
     by_trace = '(trace_id != "" and trace_id = "$trace_id")'
     return f'{{service_name=~"tailkeeper-.+"}} | {by_id} or {by_trace}'
-
-
-def decision_lines() -> str:
-    """The watchdog's log about the chosen backends: what it found, and what it decided."""
-    return f'{{service_name="{happenings.SERVICE_NAME}"}} | {happenings.BACKEND} =~ "$backend"'

@@ -1,6 +1,6 @@
 """The few numbers and addresses that boards show and metrics do not carry. Defaults are the configuration file's.
 
-The uids of the boards are fixed by the public contract; ``BOARDS`` is their one list, in the order of the menu.
+The uids of the boards are fixed by the public contract; ``NAMES`` is their one list, in the order of the menu.
 """
 
 from __future__ import annotations

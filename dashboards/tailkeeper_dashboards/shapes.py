@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grafana_foundation_sdk.builders import common, heatmap, loki, stat, statetimeline, timeseries, xychart
+from grafana_foundation_sdk.builders import common, heatmap, loki, stat, timeseries, xychart
 from grafana_foundation_sdk.models.common import (
     AxisColorMode,
     GraphDrawStyle,
@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.common import (
     TooltipDisplayMode,
     VisibilityMode,
 )
-from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue, FieldColorModeId, ValueMapping
+from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.xychart import SeriesMapping, XYShowMode
@@ -26,19 +26,17 @@ from tailkeeper_dashboards.panels import (
     big_number,
     fixed_color,
     framed,
-    limit_line,
     lines,
     now,
     target,
+    with_limit,
 )
 from tailkeeper_dashboards.settings import BoardSettings
-from tailkeeper_dashboards.style import BLUE, color_by, missing, steps
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.style import BLUE, steps
+from tailkeeper_dashboards.tiles import CLICKED, this_backend, why
 
 MOST_LINES = 20
 """More lines than this cannot be told apart; a table has every one."""
-CLICKED = "__field.labels.backend"
-"""Grafana's name for the backend of the clicked line."""
 
 
 def tile(
@@ -73,7 +71,7 @@ def ranked(
     panel = lines().data_links([this_backend(CLICKED)]).with_target(target(f"{pick}({most}, {expr})", "A", legend))
     if limit is not None:
         name, bound = limit
-        panel = limit_line(panel.with_target(target(f"vector({bound:g})", "B", name)), name)
+        panel = with_limit(panel, name, bound)
     return framed(panel, about, why(settings))
 
 
@@ -81,14 +79,6 @@ def counted() -> timeseries.Panel:
     """Stacked bars: how many in each stretch of time."""
     panel = lines().draw_style(GraphDrawStyle.BARS).fill_opacity(80).line_width(0).min(0).decimals(0)
     return panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
-
-
-def bands(mappings: Sequence[ValueMapping]) -> statetimeline.Panel:
-    """A band a series, coloured and worded by ``mappings`` of its number; grey and worded where there is none."""
-    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
-    panel = statetimeline.Panel().mappings([*mappings, missing("unknown")]).legend(legend.show_legend(False).calcs([]))
-    panel = panel.color_scheme(color_by(FieldColorModeId.THRESHOLDS)).thresholds(steps())
-    return panel.merge_values(True).show_value(VisibilityMode.AUTO).row_height(0.8)
 
 
 def rows_by_minute() -> heatmap.Panel:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from grafana_foundation_sdk.builders import dashboard as dashboard_builders
 from grafana_foundation_sdk.models.dashboard import (
     DashboardRangeMapOptions,
+    DashboardRegexMapOptions,
     DashboardSpecialValueMapOptions,
     FieldColorModeId,
     RangeMap,
+    RegexMap,
     SpecialValueMap,
     SpecialValueMatch,
     Threshold,
@@ -26,7 +28,7 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from tailkeeper_exporter.catalog import Kind, Metric, Unit
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.metrics import HSCORE, HSCORE_FACTOR
+from tailkeeper_watchdog.metrics import HSCORE, HSCORE_FACTOR, SCORE_BAND_SEVERITY
 
 NEUTRAL = "text"
 GREY = "#8e8e8e"
@@ -106,6 +108,12 @@ def range_map(low: float, high: float, text: str, color: str) -> RangeMap:
     return RangeMap(DashboardRangeMapOptions(low, high, ValueMappingResult(text=text, color=color, index=0)))
 
 
+def short_ids() -> RegexMap:
+    """A GPU's UUID as its first eight and last four characters; what links are given stays whole."""
+    result = ValueMappingResult(text="$1…$2", color=NEUTRAL, index=0)
+    return RegexMap(DashboardRegexMapOptions("/^(.{8}).+(.{4})$/", result))
+
+
 def state_names() -> list[ValueMapping]:
     """For columns that hold a state's name."""
     return [value_map({state.name: (state.name, state.color) for state in STATES})]
@@ -135,7 +143,7 @@ STAGE_COLORS: Mapping[str, str] = {"queue": "#b8860b", "prefill": "#3ba0bd", "de
 
 MARK = QUANTILE_COLORS["P95"]
 """Of the one request that is looked at, on every graph."""
-SCORE_STEPS = ((0.0, DARK_RED), (0.2, RED), (0.4, ORANGE), (0.6, GREEN))
+SCORE_STEPS = tuple(zip((0.0, *map(float, SCORE_BAND_SEVERITY)), (DARK_RED, RED, ORANGE, GREEN), strict=True))
 """The alert bands as colours."""
 
 

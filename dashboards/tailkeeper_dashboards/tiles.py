@@ -7,10 +7,22 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
 from tailkeeper_alerts.promql import eq, quantile, series
 from tailkeeper_dashboards import queries, style
-from tailkeeper_dashboards.panels import About, Place, big_number, board_link, board_url, framed, link, now, threshold_steps
+from tailkeeper_dashboards.panels import (
+    About,
+    Column,
+    Place,
+    big_number,
+    board_link,
+    board_url,
+    cell_link,
+    framed,
+    link,
+    now,
+    threshold_steps,
+)
 from tailkeeper_dashboards.queries import IN_CLUSTER
 from tailkeeper_dashboards.settings import BACKEND_UID, FLEET_UID, HEALING_UID, NAMES, ROOT_CAUSE_UID, BoardSettings
-from tailkeeper_exporter.catalog import TTFT
+from tailkeeper_exporter.catalog import BACKEND, TTFT
 from tailkeeper_watchdog.metrics import (
     FINDINGS_OPEN,
     HSCORE,
@@ -19,6 +31,11 @@ from tailkeeper_watchdog.metrics import (
     SLO_BUDGET_LEFT,
     WINDOW,
 )
+
+CLICKED = "__field.labels.backend"
+"""Grafana's name for the backend of the clicked line."""
+CELL = "__value.raw"
+"""Of the clicked cell."""
 
 
 def why(settings: BoardSettings) -> list[dashboard.DashboardLink]:
@@ -29,6 +46,11 @@ def why(settings: BoardSettings) -> list[dashboard.DashboardLink]:
 def this_backend(expression: str) -> dashboard.DashboardLink:
     """To the board of the clicked backend; ``expression`` is Grafana's name for it."""
     return board_link("This backend, stage by stage", BACKEND_UID, expression)
+
+
+def backend_column(width: int | None = None) -> Column:
+    """The backend's name; a click leads to its board."""
+    return Column("Backend", None, source=BACKEND.name, width=width, overrides={"links": [cell_link(this_backend(CELL))]})
 
 
 def its_requests(expression: str) -> dashboard.DashboardLink:
@@ -66,7 +88,7 @@ def worst(settings: BoardSettings, place: Place) -> stat.Panel:
         place,
     )
     panel = big_number(about, style.SCORE_STEPS, named=True).decimals(style.SCORE_DECIMALS)
-    panel = panel.data_links([this_backend("__field.labels.backend")])
+    panel = panel.data_links([this_backend(CLICKED)])
     return framed(panel.with_target(now(f"bottomk(1, {queries.of_backend(HSCORE)})", legend="{{backend}}")), about, why(settings))
 
 
@@ -147,12 +169,12 @@ def slowest(settings: BoardSettings, place: Place) -> stat.Panel:
         place,
     )
     each = f"topk(1, {quantile(0.99, TTFT, queries.BY_BACKEND, '5m', *queries.OF_MODEL)})"
-    on, saturated = "on (cluster, backend)", queries.saturated("ttft")
+    on, saturated = queries.EACH_BACKEND, queries.saturated("ttft")
     panel = big_number(about, ((0, style.GREEN), (settings.slo_ttft_s, style.RED)), named=True)
     panel = panel.with_target(now(f"{each} unless {on} ({saturated})", "A", "{{backend}}"))
     panel = panel.with_target(now(f"{each} and {on} ({saturated})", "B", "{{backend}} ≥"))
     n = f"{queries.samples(TTFT, '5m', *queries.BY_BACKEND)} and {on} {each}"
     panel = panel.with_target(now(n, "C", "n"))
     plain = [DynamicConfigValue("unit", style.COUNT_UNIT), DynamicConfigValue("thresholds", threshold_steps())]
-    panel = panel.override_by_query("C", plain).data_links([its_requests("__field.labels.backend")])
+    panel = panel.override_by_query("C", plain).data_links([its_requests(CLICKED)])
     return framed(panel, about, [link("Open Fleet SLA", board_url(FLEET_UID))])

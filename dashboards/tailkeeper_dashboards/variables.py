@@ -7,6 +7,7 @@ from grafana_foundation_sdk.models.dashboard import VariableHide, VariableOption
 
 from tailkeeper_alerts.promql import CLUSTER, by, eq, not_regex, series
 from tailkeeper_dashboards.panels import PROMETHEUS
+from tailkeeper_dashboards.prometheus_own import firing
 from tailkeeper_dashboards.queries import IN_BACKENDS, IN_CLUSTER
 from tailkeeper_dashboards.style import BLUE, ORANGE
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, BACKEND_UP, CANARY, MODEL, REQUESTS, Label, Metric
@@ -57,12 +58,11 @@ def _values(metric: Metric, label: Label, name: str, title: str) -> dashboard.Qu
 
 def shared_annotations() -> tuple[dashboard.AnnotationQuery, ...]:
     """Alerts in orange, our own changes in blue."""
-    firing = f'ALERTS{{alertstate="firing",{IN_CLUSTER.text},{IN_BACKENDS.text}}}'
     applied = (
         f"increase({series(DECISIONS, eq(VERDICT, 'applied'), not_regex(POLICY, BY_SMALL_STEPS), IN_CLUSTER)}[$__rate_interval])"
     )
     changed = f"{by('sum', (POLICY, KNOB), applied)} > 0"
-    return (_annotation("Alerts", firing, ORANGE), _annotation("Our changes", changed, BLUE))
+    return (_annotation("Alerts", firing(IN_CLUSTER, IN_BACKENDS), ORANGE), _annotation("Our changes", changed, BLUE))
 
 
 def _annotation(name: str, expr: str, color: str) -> dashboard.AnnotationQuery:

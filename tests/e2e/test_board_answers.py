@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tailkeeper_dashboards import agreement, backend_story, canary_queries, gpu_tables
+from tailkeeper_dashboards import agreement, backend_story, canary_queries, gpu_tables, queries
 from tailkeeper_dashboards.boards import capacity
+from tailkeeper_dashboards.prometheus_own import RECORDED
 from tailkeeper_exporter.catalog import GPU_TEMPERATURE
 from tests.e2e.real_programs import binary
 
@@ -107,7 +108,20 @@ def test_without_a_watchdog_nobody_is_said_to_agree(tmp_path: Path) -> None:
 def test_how_far_a_backends_matter_has_come(tmp_path: Path, series: dict[str, str], code: int, word: str) -> None:
     known = {'tailkeeper_desired_weight{backend="b"}': "1x20"}
     _answers(tmp_path, backend_story.code(), {**known, **series}, [('{backend="b"}', float(code))])
-    assert backend_story.word_of(code) == word
+    assert backend_story.styled(code)[0] == word
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        ({}, []),
+        ({f'{RECORDED}{{backend="b"}}': "0x20"}, [("{}", 0.0)]),
+        ({f'{RECORDED}{{backend="b"}}': "0x20", FIRING: "1x20"}, [("{}", 1.0)]),
+        ({FIRING: "1x20"}, [("{}", 1.0)]),
+    ],
+)
+def test_no_alert_is_0_only_where_our_rules_are_evaluated(tmp_path: Path, series: dict[str, str], expected: list[Sample]) -> None:
+    _answers(tmp_path, queries.alerts_firing(), series, expected)
 
 
 def _requests(backend: str, revision: str, ok: int, errors: int) -> dict[str, str]:

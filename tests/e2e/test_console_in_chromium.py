@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import Page, Route
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
@@ -290,6 +290,23 @@ async def test_pause_hold_and_observe_answer_why_nothing_happened() -> None:
         assert "sim-b: would be drained (observe only): hung" in nothing
         assert "sim-b does not answer and still gets requests." in await text_of(page, "#now")
         assert "wanted: drained" in await _row(page, "sim-b")
+
+
+async def test_what_a_guard_let_through_in_part_is_not_called_done() -> None:
+    async with console(await _sick()) as (shown, _):
+        page = await shown.blank()
+
+        async def in_part(route: Route) -> None:
+            answer = await route.fetch()
+            fleet = await answer.json()
+            row = next(row for row in fleet["backends"] if row["leases"])
+            row["desired"] |= {"weight": 0.4, "admission": "serve"}
+            row["actual"] |= {"weight": 0.6, "admission": "serve"}
+            await route.fulfill(response=answer, json=fleet)
+
+        await page.route("**/api/v1/fleet", in_part)
+        await page.goto(shown.url)
+        await becomes(page, "#nothing", "sim-b: only in part, wanted: 40 %. Its row says why.")
 
 
 async def test_names_and_reasons_are_text_and_never_markup() -> None:

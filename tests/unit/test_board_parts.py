@@ -6,17 +6,22 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from tailkeeper.collector_config import KUBERNETES_PATH
 from tailkeeper.collector_config import render as render_collector
 from tailkeeper_alerts import groups
 from tailkeeper_alerts.model import NO_STRATEGY, Alert, RuleSettings
-from tailkeeper_dashboards import agreement, backend_story, gpu_tables, log_tables
+from tailkeeper_dashboards import agreement, backend_story, causes, gpu_tables, log_tables, variables
 from tailkeeper_dashboards.render import render
 from tailkeeper_exporter.gpu.base import THROTTLE_REASONS
 from tailkeeper_watchdog.alerting import ALERT_NAMES, DEFAULT_ALERT
+from tailkeeper_watchdog.attribution.words import confidence_word
 from tailkeeper_watchdog.happenings import names as happening_names
 from tailkeeper_watchdog.happenings.names import Phase
 from tailkeeper_watchdog.model import FindingKind, Knob, Outcome
+from tailkeeper_watchdog.plan import RETURN_POLICY
+from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.policies.gpu_health_gate import HOT_CELSIUS, GpuHealthGateParams
 
 BOARDS: dict[str, dict[str, Any]] = {json.loads(text)["uid"]: json.loads(text) for text in render().values()}
@@ -45,6 +50,15 @@ def test_the_findings_of_a_strategy_are_those_that_its_alerts_are_about() -> Non
             about = {str(kind) for kind in FindingKind if ALERT_NAMES.get(kind, DEFAULT_ALERT) == rule.name}
             assert about <= set(agreement.STRATEGIES[rule.strategy]), rule.name
     assert {kind for kinds in agreement.STRATEGIES.values() for kind in kinds} <= {str(kind) for kind in FindingKind}
+
+
+def test_the_policies_whose_changes_are_not_marked_on_graphs_are_policies() -> None:
+    assert set(variables.BY_SMALL_STEPS.split("|")) < {policy.name for policy in POLICIES} | {RETURN_POLICY}
+
+
+@pytest.mark.parametrize("sure", [0.0, 0.49, 0.5, 0.79, 0.8, 1.0])
+def test_how_sure_a_cause_is_has_the_word_of_the_watchdogs_sentences(sure: float) -> None:
+    assert next(word for low, high, word, _ in causes.CONFIDENCE if low <= sure <= high) == confidence_word(sure)
 
 
 def test_what_keeps_work_away_is_said_by_knobs_that_there_are() -> None:

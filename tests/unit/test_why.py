@@ -30,3 +30,8 @@ def test_what_a_guard_forbids_is_told_first() -> None:
 def test_a_weight_in_force_is_told_as_a_share_of_what_was_there_before() -> None:
     halved = replace(DRAINED, knob=Knob.WEIGHT, prior=0.5, written=0.25)
     assert why(Refusal.NOT_ENFORCEABLE, halved) == "weight 50%: hung"
+
+
+def test_a_limit_is_told_as_the_whole_number_that_it_is() -> None:
+    limited = replace(DRAINED, knob=Knob.CONCURRENCY_LIMIT, written=16.0, reason="P99 over target")
+    assert why(Refusal.NOT_ENFORCEABLE, limited) == "concurrency_limit 16: P99 over target"

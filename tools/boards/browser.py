@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
 from tools.boards.server import Json, Served
 
@@ -23,7 +23,7 @@ SETTLE_LIMIT_MS = 30_000
 """A board takes one or two seconds; this is for a loaded machine."""
 DRAW_MS = 400
 """From the last answer to the last pixel: graphs draw in the next frames, and measure their text first."""
-_ROW_PX, _HEAD_PX = 38, 200
+_ROW_PX, _HEAD_PX, MARGIN_PX = 38, 200, 14
 MISSING = "chromium is missing; apt-get install -y --no-install-recommends chromium fonts-dejavu-core"
 
 
@@ -65,7 +65,7 @@ class Boards:
         page = self.open(uid, variables, width)
         try:
             if picture is not None:
-                page.screenshot(path=picture, full_page=True)
+                page.screenshot(path=picture, full_page=True, clip=_whole_board(page, width))
             return report_of(page)
         finally:
             page.close()
@@ -96,6 +96,13 @@ def settle(page: Page) -> None:
 def report_of(page: Page) -> Json:
     found: dict[str, Any] = page.evaluate("() => window.report()")
     return found
+
+
+def _whole_board(page: Page, width: int) -> FloatRect:
+    """From the title to the lowest panel: the page is taller, so that its tables have room."""
+    panels = page.locator("[data-viz-panel-key]")
+    lowest: float = panels.evaluate_all("(found) => Math.max(...found.map((one) => one.getBoundingClientRect().bottom))")
+    return {"x": 0, "y": 0, "width": width, "height": lowest + MARGIN_PX}
 
 
 def panel(page: Page, panel_id: int) -> Any:

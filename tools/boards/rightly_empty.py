@@ -27,6 +27,7 @@ _BEYOND = "asks for a P99 beyond the engine's last bucket, and there is none"
 _KUBERNETES = "the demo runs without Kubernetes, which would send them"
 _NO_LINKS = "the demo's GPUs report neither PCIe nor NVLink"
 _HARDWARE = "Is its hardware failing, or its links full?"
+_CLOCKS = "What held its clocks back?"
 _NO_XID = "no XID happened, and the series of an XID begins with its first"
 _MINUTES = "a forecast is trained and proven for minutes before it is used"
 _NO_NEED = "needs spare capacity or a steady slope over minutes, and the demo is short and busy"
@@ -34,7 +35,7 @@ _NO_NEED = "needs spare capacity or a steady slope over minutes, and the demo is
 RIGHTLY_EMPTY: Mapping[tuple[str, str], str] = {
     (BACKEND_UID, "P99 first token (SLO 1.2 s) B"): _BEYOND,
     (ROOT_CAUSE_UID, "P99 first token (SLO 1.2 s) B"): _BEYOND,
-    (ROOT_CAUSE_UID, "What held its clocks back?"): "the request met a frozen engine; its GPU was not held back",
+    **{(uid, _CLOCKS): "the request met a frozen engine; its GPU was not held back" for uid in (BACKEND_UID, ROOT_CAUSE_UID)},
     (ROOT_CAUSE_UID, "Why is the backend slow? Shares of its open findings"): "the finding may be closed by then",
     (CANARY_UID, "Canary slower? A"): "compares from 100 requests on, and the canary of a young demo may have had fewer",
     (GPU_UID, "Is a link full? Fullest 20"): _NO_LINKS,

@@ -17,7 +17,8 @@ import httpx
 import yaml
 
 from tailkeeper_alerts.render import render as render_rules
-from tailkeeper_dashboards.settings import ROOT_CAUSE_UID
+from tailkeeper_dashboards.request_tables import AROUND_MS
+from tailkeeper_dashboards.settings import BACKEND_UID, ROOT_CAUSE_UID
 from tailkeeper_demo.processes import Processes, free_port
 from tailkeeper_demo.stack import Addresses, start
 from tools.boards.server import Sources
@@ -31,8 +32,6 @@ REVISIONS = {"sim-a": "v1", "sim-b": "v1", "sim-c": "v2", "sim-d": "v1"}
 """The one whose GPU is made too hot is the canary: then something is to be seen of it."""
 SPANS_S = 30.0
 """Spans are sent a second later; this is for a loaded machine."""
-AROUND_MS = 240_000
-"""Two minutes before and after, as the links of the boards have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,10 @@ def unhappiest(world: World) -> Mapping[str, Any]:
 
 
 def asked_about(uid: str, request: Mapping[str, Any]) -> dict[str, str]:
-    """The variables and the time with which board ``uid`` is looked at: the root cause of ``request``, or the last minutes."""
+    """The variables and the time with which board ``uid`` is looked at, as after a click: the root cause of ``request``, the
+    last minutes of the backend that it was on, or those of the whole fleet."""
+    its = {"var-backend": request["backend"]}
     if uid != ROOT_CAUSE_UID:
-        return {"from": "now-3m", "to": "now"}
+        return {**(its if uid == BACKEND_UID else {}), "from": "now-3m", "to": "now"}
     chosen = {"var-request_id": request["request_id"], "var-trace_id": request["trace_id"], "var-gpu": request["gpu"]}
-    return {**chosen, "time": str(int(request["start"] * 1_000)), "time.window": str(AROUND_MS)}
+    return {**chosen, **its, "time": str(int(request["start"] * 1_000)), "time.window": str(AROUND_MS)}

@@ -20,6 +20,7 @@ from tailkeeper_alerts.model import (
     Severity,
 )
 from tailkeeper_alerts.promql import CLUSTER, Matcher, by, eq, on, regex, series
+from tailkeeper_alerts.slo import PLACE
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, SIGNAL, STATE, VRAM_PRESSURE, Label
 from tailkeeper_watchdog.alert_terms import ROOT_CAUSE_BOARD_UID
 from tailkeeper_watchdog.metrics import (
@@ -36,7 +37,6 @@ from tailkeeper_watchdog.metrics import (
     SCORE_BAND_SEVERITY,
 )
 
-PLACE = (CLUSTER, BACKEND)
 DOMINANT = "tailkeeper:dominant_factor:loss"
 DOMINANT_FACTOR = Label("dominant_factor", 8, "the factor that costs most, or the state where it vetoes the score")
 SCORE_BANDS: Mapping[str, Severity] = {band: Severity(level) for band, level in reversed(SCORE_BAND_SEVERITY.items())}
@@ -118,7 +118,6 @@ def _drift() -> Alert:
         severity=Severity.TICKET,
         # The detector has looked at minutes of evidence before it says so, and closes its finding on fresh evidence only.
         keep_firing_for_s=60,
-        by_signal=True,
         board=ROOT_CAUSE_BOARD_UID,
         summary=f"{BACKEND_TEMPLATE} is slower than it used to be, and more than its load explains",
         impact=f"Users of {BACKEND_TEMPLATE} wait longer for the first token than they did at the same load.",

@@ -17,10 +17,10 @@ from tailkeeper_alerts.model import (
     Severity,
 )
 from tailkeeper_alerts.promql import CLUSTER, INSTANCE, JOB, by, count, eq, on, quoted, series
+from tailkeeper_alerts.slo import PLACE
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, BACKEND_UP, STATE
 from tailkeeper_watchdog.metrics import DOWN_PAGES_AFTER_S, OBSERVATION_AGE, TICK_DURATION
 
-PLACE = (CLUSTER, BACKEND)
 WATCHDOG_JOB = "tailkeeper-watchdog"
 """The scrape job as the stack's own Prometheus has it. Under it a watchdog that never came up is known to be missing."""
 REMEMBERED = "7d"

@@ -6,6 +6,7 @@ Prometheus more than all its other rules together.
 
 from __future__ import annotations
 
+from tailkeeper_alerts.burn import BURN_STEADY
 from tailkeeper_alerts.groups.slo_burn import steady_cases
 from tailkeeper_alerts.groups.slo_counts import HOUR_S, counts, ratios
 from tailkeeper_alerts.model import Group, Input, QueryCase, Recording, RuleSettings
@@ -17,7 +18,7 @@ from tailkeeper_watchdog.metrics import BURN_SLOW
 INTERVAL_S = 60
 TEST_INTERVAL_S = 900
 SIX_HOURS_S = BURN_SLOW.long_s
-THREE_DAYS_S = 259_200.0
+THREE_DAYS_S = BURN_STEADY.long_s
 
 
 def group(settings: RuleSettings) -> Group:

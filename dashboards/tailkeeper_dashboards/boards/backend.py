@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
 from tailkeeper_alerts.promql import CLUSTER, by, series
-from tailkeeper_dashboards import answers, assemble, gpu_lines, queries, requests, style, tiles
+from tailkeeper_dashboards import answers, assemble, gpu_lines, happened, queries, style, tiles
 from tailkeeper_dashboards.latencies import N, quantiles
 from tailkeeper_dashboards.panels import (
     LOKI,
@@ -21,6 +21,7 @@ from tailkeeper_dashboards.panels import (
     big_number,
     board_url,
     fixed_color,
+    fixed_lines,
     framed,
     lines,
     link,
@@ -30,6 +31,7 @@ from tailkeeper_dashboards.panels import (
     target,
 )
 from tailkeeper_dashboards.settings import BACKEND_UID, FLEET_UID, GPU_UID, HEALING_UID, ROOT_CAUSE_UID, BoardSettings
+from tailkeeper_dashboards.shapes import MOST_LINES
 from tailkeeper_dashboards.tiles import elsewhere
 from tailkeeper_exporter.catalog import (
     DECODE_TIME,
@@ -125,14 +127,14 @@ def _kv(settings: BoardSettings) -> Builder:
         "not reported by this engine",
         Place(0, 19, 8, 7),
     )
-    panel = lines().min(0).max(1)
     asked = (
-        ("blocks in use", by("max", (CLUSTER,), series(KV_USAGE, *queries.OF_MODEL)), style.QUANTILE_COLORS["P99"]),
         ("memory pressure", by("max", (CLUSTER,), series(VRAM_PRESSURE, *queries.OF_BACKEND)), style.ORANGE),
+        ("blocks in use", by("max", (CLUSTER,), series(KV_USAGE, *queries.OF_MODEL)), style.QUANTILE_COLORS["P99"]),
         ("prefix cache hits", by("avg", (CLUSTER,), series(KV_HIT_RATIO, *queries.OF_MODEL)), style.GREY),
     )
-    for ref, (name, expr, color) in zip("ABC", asked, strict=True):
-        panel = panel.with_target(target(expr, ref, name)).override_by_name(name, [fixed_color(color)])
+    panel = fixed_lines(lines().min(0).max(1), asked)
+    # Pressure is often the share of blocks itself: a broad line is seen beneath the other.
+    panel = panel.override_by_name("memory pressure", [DynamicConfigValue("custom.lineWidth", 5)])
     return framed(panel, about, elsewhere(settings, GPU_UID))
 
 
@@ -144,14 +146,11 @@ def _in_it(settings: BoardSettings) -> Builder:
         "not reported by this engine",
         Place(8, 19, 8, 7),
     )
-    panel = lines().min(0).fill_opacity(15)
-    for ref, name, metric, color in (
-        ("A", "running", RUNNING, style.QUANTILE_COLORS["P95"]),
-        ("B", "waiting", WAITING, style.ORANGE),
-    ):
-        expr = by("sum", (CLUSTER,), series(metric, *queries.OF_MODEL))
-        panel = panel.with_target(target(expr, ref, name)).override_by_name(name, [fixed_color(color)])
-    return framed(panel, about, elsewhere(settings, ROOT_CAUSE_UID))
+    asked = (
+        ("running", by("sum", (CLUSTER,), series(RUNNING, *queries.OF_MODEL)), style.QUANTILE_COLORS["P95"]),
+        ("waiting", by("sum", (CLUSTER,), series(WAITING, *queries.OF_MODEL)), style.ORANGE),
+    )
+    return framed(fixed_lines(lines().min(0).fill_opacity(15), asked), about, elsewhere(settings, ROOT_CAUSE_UID))
 
 
 def _preempted(settings: BoardSettings) -> Builder:
@@ -163,7 +162,7 @@ def _preempted(settings: BoardSettings) -> Builder:
         Place(16, 19, 8, 7),
     )
     rate = by("sum", queries.BY_BACKEND, f"rate({series(PREEMPTIONS, *queries.OF_MODEL)}[$__rate_interval])")
-    panel = lines().min(0).axis_soft_max(1).with_target(target(f"topk({answers.MOST_LINES}, {rate})", legend="{{backend}}"))
+    panel = lines().min(0).axis_soft_max(1).with_target(target(f"topk({MOST_LINES}, {rate})", legend="{{backend}}"))
     return framed(panel, about, elsewhere(settings, GPU_UID))
 
 
@@ -175,14 +174,15 @@ def _tokens(settings: BoardSettings) -> Builder:
         "no traffic",
         Place(8, 26, 8, 8),
     )
-    panel = lines().min(0)
-    for ref, name, metric, color in (
-        ("A", "prompt tokens", PROMPT_TOKENS, style.GREY),
-        ("B", "generated tokens", GENERATED_TOKENS, style.QUANTILE_COLORS["P99"]),
-    ):
-        rate = by("sum", (CLUSTER,), f"rate({series(metric, *queries.OF_MODEL)}[$__rate_interval])")
-        panel = panel.with_target(target(rate, ref, name)).override_by_name(name, [fixed_color(color)])
-    return framed(panel, about, elsewhere(settings, FLEET_UID))
+    asked = (
+        ("prompt tokens", _rate(PROMPT_TOKENS), style.GREY),
+        ("generated tokens", _rate(GENERATED_TOKENS), style.QUANTILE_COLORS["P99"]),
+    )
+    return framed(fixed_lines(lines().min(0), asked), about, elsewhere(settings, FLEET_UID))
+
+
+def _rate(metric: Metric) -> str:
+    return by("sum", (CLUSTER,), f"rate({series(metric, *queries.OF_MODEL)}[$__rate_interval])")
 
 
 def _score(settings: BoardSettings) -> Builder:
@@ -209,7 +209,7 @@ def _decisions(settings: BoardSettings) -> Builder:
         "nothing was decided about it, or the log is not sent to Loki",
         Place(0, 45, 24, 8),
     )
-    return framed(log_list().with_target(log_lines(requests.decision_lines())), about, elsewhere(settings, HEALING_UID), LOKI)
+    return framed(log_list().with_target(log_lines(happened.decisions())), about, elsewhere(settings, HEALING_UID), LOKI)
 
 
 def _of_gpu(panel: gpu_lines.PanelOfGpu, place: Place) -> assemble.PanelOf:

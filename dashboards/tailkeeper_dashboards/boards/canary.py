@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard, table
 
+from tailkeeper_alerts.promql import CLUSTER
 from tailkeeper_dashboards import assemble, canary_queries, happened, queries, style
 from tailkeeper_dashboards.canary_queries import EACH, LEAST_REQUESTS
 from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
     LOKI,
     About,
     Builder,
@@ -14,11 +16,11 @@ from tailkeeper_dashboards.panels import (
     Place,
     fill_table,
     framed,
-    limit_line,
     lines,
     logarithmic,
     target,
     threshold_steps,
+    with_limit,
 )
 from tailkeeper_dashboards.settings import CANARY_UID, BoardSettings
 from tailkeeper_dashboards.shapes import MOST_LINES, counted_logs, rows_by_minute, tile
@@ -55,7 +57,7 @@ def _slower(settings: BoardSettings) -> Builder:
 
 def _failing(settings: BoardSettings) -> Builder:
     about = About(
-        "Failing more?",
+        "Failing most",
         f"The largest share of failed and rejected requests of a revision, last hour; {1 - settings.objective:.2%} is allowed.",
         style.RATIO_UNIT,
         "no traffic",
@@ -139,16 +141,16 @@ def _compared(settings: BoardSettings) -> Builder:
         Place(0, 13, 24, 7),
     )
     role = style.value_map({"1": ("stable", style.GREY)})
-    worse = {"custom.cellOptions": {"type": "color-text"}, "mappings": [style.missing("too few")]}
+    worse = {**COLORED_TEXT, "mappings": [style.missing("too few")]}
     late = {
-        "custom.cellOptions": {"type": "color-text"},
+        **COLORED_TEXT,
         "thresholds": threshold_steps((0, style.NEUTRAL), (settings.slo_ttft_s, style.RED)),
         "mappings": [style.missing("not known")],
     }
     slower = threshold_steps((ALWAYS, style.NEUTRAL), (settings.slo_ttft_s / 10, style.ORANGE))
     failing = threshold_steps((-1, style.NEUTRAL), (1 - settings.objective, style.ORANGE))
     columns = (
-        Column("Cluster", None, source="cluster"),
+        Column("Cluster", None, source=CLUSTER.name),
         Column("Model", None, source=MODEL.name),
         Column("Revision", None, source=CANARY.name, width=140),
         Column("Role", _role(), style.COUNT_UNIT, width=90, overrides={"mappings": [role, style.missing("canary")]}),
@@ -197,8 +199,7 @@ def _p99(settings: BoardSettings) -> Builder:
     )
     p99 = f"topk({MOST_LINES}, {canary_queries.called(canary_queries.p99('$__rate_interval'))})"
     panel = logarithmic(lines()).with_target(target(p99, "A", EACH_REVISION, exemplar=True))
-    panel = limit_line(panel.with_target(target(f"vector({settings.slo_ttft_s:g})", "B", slo)), slo)
-    return framed(panel, about, why(settings))
+    return framed(with_limit(panel, slo, settings.slo_ttft_s), about, why(settings))
 
 
 def _by_request(settings: BoardSettings) -> Builder:
@@ -215,7 +216,6 @@ def _by_request(settings: BoardSettings) -> Builder:
 
 def _errors(settings: BoardSettings) -> Builder:
     budget = 1 - settings.objective
-    allowed = f"allowed {budget:.2%}"
     about = About(
         "Who fails requests? Errors",
         "Failed and rejected requests as a share of all finished ones of a revision; one without requests has no line.",
@@ -225,8 +225,7 @@ def _errors(settings: BoardSettings) -> Builder:
     )
     share = f"{canary_queries.rate(queries.FAILED)} / ({canary_queries.rate()} > 0)"
     panel = lines().min(0).with_target(target(f"topk({MOST_LINES}, {canary_queries.called(share)})", "A", EACH_REVISION))
-    panel = limit_line(panel.with_target(target(f"vector({budget:.6g})", "B", allowed)), allowed)
-    return framed(panel, about, why(settings))
+    return framed(with_limit(panel, f"allowed {budget:.2%}", budget), about, why(settings))
 
 
 PANELS: tuple[assemble.PanelOf, ...] = (

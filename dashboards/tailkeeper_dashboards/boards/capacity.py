@@ -6,12 +6,12 @@ from grafana_foundation_sdk.builders import common, dashboard, table
 
 from tailkeeper_alerts.promql import CLUSTER, by, count, series, total
 from tailkeeper_dashboards import assemble, queries, style
-from tailkeeper_dashboards.panels import About, Builder, Column, Place, fill_table, framed, threshold_steps
+from tailkeeper_dashboards.panels import COLORED_TEXT, About, Builder, Column, Place, fill_table, framed, threshold_steps
 from tailkeeper_dashboards.settings import CAPACITY_UID, BoardSettings
 from tailkeeper_dashboards.shapes import MOST_LINES, ranked, scatter, tile
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.tiles import backend_column, why
 from tailkeeper_dashboards.variables import text_box
-from tailkeeper_exporter.catalog import BACKEND, GENERATED_TOKENS, GPU_UTILIZATION, ITL, REQUESTS, TOKEN_EFFICIENCY
+from tailkeeper_exporter.catalog import GENERATED_TOKENS, GPU_UTILIZATION, ITL, REQUESTS, TOKEN_EFFICIENCY
 from tailkeeper_watchdog.metrics import (
     CAPACITY_CONSOLIDATE,
     CAPACITY_FREE_SPREAD,
@@ -22,7 +22,6 @@ from tailkeeper_watchdog.metrics import (
 )
 
 PRICE = text_box("price", "Price of a GPU hour", "In any currency; costs on this board are GPU hours times this.", "1")
-COLORED = {"custom.cellOptions": {"type": "color-text"}}
 SOON_S, VERY_SOON_S = 900.0, 300.0
 """Memory that is full within these is worth a look, and a hand."""
 FULL_IN = ((0.0, style.RED), (VERY_SOON_S, style.ORANGE), (SOON_S, style.YELLOW))
@@ -101,17 +100,16 @@ def _table(settings: BoardSettings) -> Builder:
         "–",
         Place(0, 4, 24, 8),
     )
-    link = this_backend("__value.raw").build()
     role = [style.value_map({"0": ("no", style.GREY), "1": ("candidate", style.BLUE)}), style.missing("not known")]
     full = threshold_steps(*FULL_IN)
     columns = (
         Column("Cluster", None, source=CLUSTER.name),
-        Column("Backend", None, source=BACKEND.name, overrides={"links": [{"title": link.title, "url": link.url}]}),
+        backend_column(),
         _column("GPU use", queries.of_backend(GPU_UTILIZATION, "avg"), style.unit_of(GPU_UTILIZATION), 90),
         _column("Idle", queries.of_backend(CAPACITY_IDLE), style.unit_of(CAPACITY_IDLE), 80),
         _column("Tokens", TOKENS, style.rate_unit_of(GENERATED_TOKENS), 110),
         _column("Per memory share", queries.of_backend(TOKEN_EFFICIENCY), style.unit_of(TOKEN_EFFICIENCY), 140),
-        _column("GPU time of 1,000", PER_THOUSAND, style.unit_of(CAPACITY_GPU_SECONDS), 140),
+        _column("GPU time of 1,000", PER_THOUSAND, style.unit_of(CAPACITY_GPU_SECONDS), 160),
         _column("Cost of 1,000", COST, style.MONEY_UNIT, 110),
         _column("Slope", queries.of_backend(CAPACITY_TPOT_SLOPE), style.unit_of(CAPACITY_TPOT_SLOPE), 100),
         Column(
@@ -119,14 +117,14 @@ def _table(settings: BoardSettings) -> Builder:
             _always(queries.of_backend(CAPACITY_CONSOLIDATE)),
             style.unit_of(CAPACITY_CONSOLIDATE),
             width=110,
-            overrides={"mappings": role, **COLORED},
+            overrides={"mappings": role, **COLORED_TEXT},
         ),
         Column(
             "Memory full in",
             _always(queries.of_backend(MEMORY_EXHAUSTION)),
             style.unit_of(MEMORY_EXHAUSTION),
             width=120,
-            overrides={"thresholds": full, "mappings": [style.missing("not foreseen")], **COLORED},
+            overrides={"thresholds": full, "mappings": [style.missing("not foreseen")], **COLORED_TEXT},
         ),
     )
     panel = fill_table(table.Panel(), columns).thresholds(style.steps()).mappings([style.missing("not known")])
@@ -135,7 +133,7 @@ def _table(settings: BoardSettings) -> Builder:
 
 
 def _column(header: str, expr: str, unit: str, width: int) -> Column:
-    return Column(header, _always(expr), unit, width=width)
+    return Column(header, _always(expr), unit, width=width, overrides=COLORED_TEXT)
 
 
 def _always(expr: str) -> str:

@@ -8,19 +8,19 @@ from grafana_foundation_sdk.builders import dashboard
 
 from tailkeeper_alerts.promql import by, quantile, series
 from tailkeeper_dashboards import answers, assemble, backend_table, queries, style, tiles
-from tailkeeper_dashboards.answers import MOST_LINES
 from tailkeeper_dashboards.panels import (
     About,
     Builder,
     Place,
     framed,
-    limit_line,
     lines,
     logarithmic,
     target,
+    with_limit,
 )
 from tailkeeper_dashboards.settings import FLEET_UID, BoardSettings
-from tailkeeper_dashboards.tiles import its_requests, this_backend, why
+from tailkeeper_dashboards.shapes import MOST_LINES
+from tailkeeper_dashboards.tiles import CLICKED, its_requests, this_backend, why
 from tailkeeper_exporter.catalog import REQUESTS, TTFT
 from tailkeeper_watchdog.metrics import HSCORE
 
@@ -41,10 +41,9 @@ def _p99(settings: BoardSettings) -> Builder:
         Place(0, 12, 12, 10),
     )
     worst = f"topk({MOST_LINES}, {quantile(0.99, TTFT, queries.BY_BACKEND, '$__rate_interval', *queries.OF_MODEL)})"
-    panel = logarithmic(lines()).data_links([its_requests("__field.labels.backend"), this_backend("__field.labels.backend")])
+    panel = logarithmic(lines()).data_links([its_requests(CLICKED), this_backend(CLICKED)])
     panel = panel.with_target(target(worst, "A", "{{backend}}", exemplar=True))
-    panel = limit_line(panel.with_target(target(f"vector({settings.slo_ttft_s:g})", "B", slo)), slo)
-    return framed(panel, about, why(settings))
+    return framed(with_limit(panel, slo, settings.slo_ttft_s), about, why(settings))
 
 
 def _hscore(settings: BoardSettings) -> Builder:
@@ -55,7 +54,7 @@ def _hscore(settings: BoardSettings) -> Builder:
         "no scores",
         Place(12, 12, 12, 5),
     )
-    panel = lines().min(0).max(1).decimals(style.SCORE_DECIMALS).data_links([this_backend("__field.labels.backend")])
+    panel = lines().min(0).max(1).decimals(style.SCORE_DECIMALS).data_links([this_backend(CLICKED)])
     worst = f"bottomk({MOST_LINES}, {queries.of_backend(HSCORE)})"
     return framed(panel.with_target(target(worst, legend="{{backend}}")), about, why(settings))
 
@@ -71,12 +70,10 @@ def _errors(settings: BoardSettings) -> Builder:
     window = "[$__rate_interval]"
     failed = by("sum", queries.BY_BACKEND, f"rate({series(REQUESTS, *queries.OF_MODEL, queries.FAILED)}{window})")
     finished = by("sum", queries.BY_BACKEND, f"rate({series(REQUESTS, *queries.OF_MODEL)}{window})")
-    panel = lines().min(0).data_links([this_backend("__field.labels.backend")])
+    panel = lines().min(0).data_links([this_backend(CLICKED)])
     panel = panel.with_target(target(f"topk({MOST_LINES}, {failed} / ({finished} > 0))", legend="{{backend}}"))
     budget = 1 - settings.objective
-    allowed = f"allowed {budget:.2%}"
-    panel = limit_line(panel.with_target(target(f"vector({budget:.6g})", "B", allowed)), allowed)
-    return framed(panel, about, why(settings))
+    return framed(with_limit(panel, f"allowed {budget:.2%}", budget), about, why(settings))
 
 
 PANELS: tuple[assemble.PanelOf, ...] = (

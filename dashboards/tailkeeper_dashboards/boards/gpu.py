@@ -8,10 +8,12 @@ from tailkeeper_alerts.promql import by, eq, not_regex, regex, series
 from tailkeeper_dashboards import assemble, gpu_tables, queries, style
 from tailkeeper_dashboards.gpu_tables import AS_SET, BY_GPU, HOT_CELSIUS, PCIE_LIMIT_RATIO, STALE_S, of_gpu
 from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
     About,
     Builder,
     Column,
     Place,
+    bands,
     big_number,
     fill_table,
     framed,
@@ -19,12 +21,10 @@ from tailkeeper_dashboards.panels import (
     target,
 )
 from tailkeeper_dashboards.settings import GPU_UID, BoardSettings
-from tailkeeper_dashboards.shapes import CLICKED, MOST_LINES, bands, ranked, tile
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.shapes import MOST_LINES, ranked, tile
+from tailkeeper_dashboards.tiles import CLICKED, this_backend, why
 from tailkeeper_exporter.catalog import (
-    BACKEND,
     ECC_KIND,
-    GPU,
     GPU_ECC_ERRORS,
     GPU_NVLINK,
     GPU_PCIE,
@@ -260,17 +260,15 @@ def _xids(settings: BoardSettings) -> Builder:
         "Which XIDs, and what do they say?",
         "XID events of the last hour by number, with our reading of NVIDIA's table; not every driver reports every one.",
         style.COUNT_UNIT,
-        "none in the last hour",
+        "none seen in the last hour",
         Place(12, 44, 12, 8),
     )
     events = by("sum", (*BY_GPU, XID), f"increase({series(GPU_XID_EVENTS, *queries.OF_BACKEND)}[1h])")
     meanings = {str(number): (f"{number}: {row.meaning}", XID_COLORS[row.severity]) for number, row in XIDS.items()}
-    colored = {"custom.cellOptions": {"type": "color-text"}}
     columns = (
-        Column("Backend", None, source=BACKEND.name, width=110),
-        Column("GPU", None, source=GPU.name, width=130),
-        Column("XID", None, source=XID.name, overrides={"mappings": [style.value_map(meanings)], **colored}),
-        Column("Events", f"round({gpu_tables.short_id(events)}) > 0", style.COUNT_UNIT, width=80),
+        *gpu_tables.names(),
+        Column("XID", None, source=XID.name, overrides={"mappings": [style.value_map(meanings)], **COLORED_TEXT}),
+        Column("Events", f"round({events}) > 0", style.COUNT_UNIT, width=80),
     )
     panel = fill_table(table.Panel(), columns).thresholds(style.steps())
     return framed(panel, about, why(settings))

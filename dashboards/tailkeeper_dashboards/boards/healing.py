@@ -8,11 +8,13 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 from tailkeeper_alerts.promql import CLUSTER, by, eq, regex, series
 from tailkeeper_dashboards import agreement, assemble, backend_story, happened, log_tables, queries, style
 from tailkeeper_dashboards.panels import (
+    COLORED_TEXT,
     MIXED,
     About,
     Builder,
     Column,
     Place,
+    bands,
     big_number,
     fill_table,
     fixed_color,
@@ -32,8 +34,8 @@ from tailkeeper_dashboards.prometheus_own import (
     STRATEGY,
 )
 from tailkeeper_dashboards.settings import HEALING_UID, BoardSettings
-from tailkeeper_dashboards.shapes import CLICKED, MOST_LINES, bands, counted, counted_logs, tile
-from tailkeeper_dashboards.tiles import this_backend, why
+from tailkeeper_dashboards.shapes import MOST_LINES, counted, counted_logs, tile
+from tailkeeper_dashboards.tiles import CLICKED, backend_column, this_backend, why
 from tailkeeper_exporter.catalog import BACKEND
 from tailkeeper_watchdog.metrics import (
     ACTUAL_WEIGHT,
@@ -101,13 +103,12 @@ def _firing(settings: BoardSettings) -> Builder:
         "Alerts firing",
         "Alerts of Prometheus' rules that fire now, by how loud they are.",
         style.COUNT_UNIT,
-        "no answer",
+        "rules not seen",
         Place(15, 0, 5, 4),
     )
     panel = big_number(about, (), named=True)
     for ref, severity in zip("AB", ("page", "ticket"), strict=True):
-        firing = series(ALERTS, eq(ALERT_STATE, "firing"), eq(ALERT_SEVERITY, severity), queries.IN_CLUSTER)
-        panel = panel.with_target(now(f"sum({firing}) or vector(0)", ref, severity))
+        panel = panel.with_target(now(queries.alerts_firing(eq(ALERT_SEVERITY, severity)), ref, severity))
         loud = threshold_steps((1, SEVERITY_COLORS[severity]))
         panel = panel.override_by_name(severity, [DynamicConfigValue("thresholds", loud)])
     return framed(panel, about, why(settings))
@@ -160,7 +161,7 @@ def _ended(settings: BoardSettings) -> Builder:
         "How did decisions end?",
         "Changes that were applied and read back, refused by a guard, failed, given back, let expire, or left to another hand.",
         style.COUNT_UNIT,
-        "none yet",
+        "no watchdog seen",
         Place(0, 13, 12, 8),
     )
     panel = counted().with_target(
@@ -179,10 +180,9 @@ def _three(settings: BoardSettings) -> Builder:
         "nothing was said",
         Place(12, 13, 12, 8),
     )
-    firing = f"sum({series(ALERTS, eq(ALERT_STATE, 'firing'), queries.IN_CLUSTER, queries.IN_BACKENDS)})"
     panel = counted().with_target(counted_logs(happened.changes(), "A", "decisions"))
     panel = panel.with_target(counted_logs(happened.cluster_events(), "B", "Kubernetes events"))
-    panel = panel.with_target(target(f"{firing} or vector(0)", "C", "alerts"))
+    panel = panel.with_target(target(queries.alerts_firing(queries.IN_BACKENDS), "C", "alerts"))
     for ref, color in (("A", style.BLUE), ("B", style.PURPLE), ("C", style.ORANGE)):
         panel = panel.override_by_query(ref, [fixed_color(color)])
     return framed(panel, about, why(settings), MIXED)
@@ -201,24 +201,21 @@ def _alerts(settings: BoardSettings) -> Builder:
         "Which alerts?",
         "Pending and firing alerts of Prometheus' rules, with the strategy that each of them names.",
         style.COUNT_UNIT,
-        "none",
+        "none, or the rules are not loaded",
         Place(14, 31, 10, 9),
     )
     labels = (CLUSTER, ALERT_NAME, ALERT_STATE, BACKEND, ALERT_SEVERITY, STRATEGY)
-    backend = this_backend("__value.raw").build()
     loud = style.value_map({name: (name, color) for name, color in SEVERITY_COLORS.items()})
     columns = (
         Column("Cluster", None, source=CLUSTER.name),
-        Column("Alert", None, source=ALERT_NAME.name, width=125),
-        Column(
-            "Backend", None, source=BACKEND.name, width=85, overrides={"links": [{"title": backend.title, "url": backend.url}]}
-        ),
+        Column("Alert", None, source=ALERT_NAME.name),
+        backend_column(85),
         Column(
             "Severity",
             None,
             source=ALERT_SEVERITY.name,
             width=75,
-            overrides={"mappings": [loud], "custom.cellOptions": {"type": "color-text"}},
+            overrides={"mappings": [loud], **COLORED_TEXT},
         ),
         Column("Strategy", None, source=STRATEGY.name, width=135),
         Column(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import common, dashboard
 from grafana_foundation_sdk.models.common import BarGaugeNamePlacement
 
-from tailkeeper_alerts.promql import CLUSTER, by, count, eq, quantile, regex, series, total
+from tailkeeper_alerts.promql import CLUSTER, by, count, eq, regex, series, total
 from tailkeeper_dashboards import assemble, exporter_panels, log_tables, queries, style
+from tailkeeper_dashboards.latencies import quantile_lines
 from tailkeeper_dashboards.panels import (
     About,
     Builder,
@@ -123,10 +124,7 @@ def _ticks(settings: BoardSettings) -> Builder:
         "no watchdog seen",
         Place(0, 4, 12, 8),
     )
-    panel = logarithmic(lines())
-    for ref, (name, q) in zip("ABC", (("P50", 0.5), ("P95", 0.95), ("P99", 0.99)), strict=True):
-        panel = panel.with_target(target(quantile(q, TICK_DURATION, (CLUSTER,), WINDOW, *HERE), ref, name, exemplar=True))
-        panel = panel.override_by_name(name, [fixed_color(style.QUANTILE_COLORS[name])])
+    panel = quantile_lines(TICK_DURATION, *HERE)
     between = by("max", (CLUSTER,), f"rate({count(TICK_DURATION, *HERE)}[{WINDOW}])")
     budget = "from one tick to the next"
     panel = limit_line(panel.with_target(target(f"1 / ({between} > 0)", "D", budget)), budget)
@@ -164,7 +162,7 @@ def _refusals(settings: BoardSettings) -> Builder:
         "Whose changes were refused? Last hour",
         "Refused and failed changes of the last hour by policy and what was to be changed.",
         style.COUNT_UNIT,
-        "none",
+        "none, or no watchdog is seen",
         Place(12, 20, 12, 8),
     )
     verdicts = series(DECISIONS, regex(VERDICT, "refused|failed"), *HERE)
@@ -188,7 +186,7 @@ def _detectors(settings: BoardSettings) -> Builder:
         "Which detectors hold a finding open?",
         "Open drift findings by detector; how many are false nobody can tell at the time, and docs/drift.md has measured rates.",
         style.COUNT_UNIT,
-        "none",
+        "no watchdog seen",
         Place(0, 36, 8, 8),
     )
     active = by("sum", (DETECTOR,), series(DRIFT_ACTIVE, *queries.OF_BACKEND))

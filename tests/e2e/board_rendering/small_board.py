@@ -47,6 +47,7 @@ def _panels() -> list[Json]:
     running = [{"id": "merge", "options": {}}, {"id": "organize", "options": renamed}]
     link = {"title": "Only this", "url": f"/d/{UID}?{KEPT}&var-backend=${{__value.raw:percentencode}}&${{__url_time_range}}"}
     linked = {"matcher": {"id": "byName", "options": "Backend"}, "properties": [{"id": "links", "value": [link]}]}
+    last_first = {"sortBy": [{"displayName": "Backend", "desc": True}]}
     trace = {"title": "Trace and GPU", "url": TO_TRACE}
     opens = {"matcher": {"id": "byName", "options": "Span ID"}, "properties": [{"id": "links", "value": [trace]}]}
     two = [_now("llm_requests_running"), _now("llm_requests_waiting")]
@@ -60,7 +61,7 @@ def _panels() -> list[Json]:
     return [
         _panel(1, "stat", "Backends", PROMETHEUS, [{"expr": "sum(llm_backend_up)", "instant": True}]),
         _panel(2, "timeseries", "P99", PROMETHEUS, [{"expr": P99, "exemplar": True}], defaults={"unit": "s"}, **head),
-        _panel(3, "table", "Running", PROMETHEUS, two, transformations=running, overrides=[linked]),
+        _panel(3, "table", "Running", PROMETHEUS, two, transformations=running, overrides=[linked], options=last_first),
         _panel(4, "bargauge", "Queues", PROMETHEUS, [{"expr": "llm_requests_running", "instant": True}]),
         _panel(5, "gauge", "Busiest GPU", PROMETHEUS, [{"expr": "max(llm_gpu_utilization_ratio)", "instant": True}], **share),
         _panel(6, "state-timeline", "Up", PROMETHEUS, [{"expr": UP, "legendFormat": "{{backend}}"}]),

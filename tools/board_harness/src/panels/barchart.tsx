@@ -6,6 +6,11 @@ import { Legend, NoData, noValue, numeric, seriesColor, text, ticks, title, type
 
 const AXIS = 22, LEGEND = 24, LETTER = 6.6;
 
+/** The number of a part of a bar, in it, where it has room. */
+const Inside = ({ box, words }: { box: { x: number; y: number; width: number; height: number }; words: string }) => (box.width < LETTER * words.length + 4 || box.height < 12 ? null : (
+  <text x={box.x + box.width / 2} y={box.y + box.height / 2 + 4} textAnchor="middle" fontSize={11} fill="#ffffff">{words}</text>
+));
+
 export function BarChart(props: Props) {
   const theme = useTheme2();
   const frame = props.data.series.find((one) => one.length && numeric(one).length);
@@ -31,7 +36,7 @@ export function BarChart(props: Props) {
       before += long;
       const box = upright ? { x: left + across, y: length - along - long, width: thick, height: long } : { x: left + along, y: across, width: long, height: thick };
       return <g key={`${i}-${k}`}><rect {...box} fill={shade(field, v)}><title>{`${labels[i]} ${title(field, frame, [frame])}: ${text(field, v)}`}</title></rect>
-        {props.options.showValue !== 'never' && v > 0 && <text x={upright ? box.x + thick / 2 : box.x + long + 4} y={upright ? box.y - 3 : box.y + thick / 2 + 4} textAnchor={upright ? 'middle' : 'start'} fontSize={11} fill="#ccccdc">{stacked && k < series.length - 1 ? '' : text(field, v)}</text>}</g>;
+        {props.options.showValue !== 'never' && v > 0 && (stacked ? <Inside box={box} words={text(field, v)} /> : <text x={upright ? box.x + thick / 2 : box.x + long + 4} y={upright ? box.y - 3 : box.y + thick / 2 + 4} textAnchor={upright ? 'middle' : 'start'} fontSize={11} fill="#ccccdc">{text(field, v)}</text>)}</g>;
     });
   });
   return <div><svg data-barchart width={props.width} height={height}>

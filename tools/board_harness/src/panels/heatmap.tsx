@@ -4,7 +4,7 @@ import * as gd from '@grafana/data';
 import { useTheme2 } from '@grafana/ui';
 import { NoData, TimeAxis, noValue, numeric, timed, title, type Props } from './common';
 
-const AXIS = 20, LINE = 13, SHADES = ['#1f2a44', '#3b4cc0', '#7b9ff9', '#c0d4f5', '#f2cab5', '#ee8468', '#b40426'];
+const AXIS = 20, LINE = 13, VIRIDIS = ['#440154', '#482878', '#3e4989', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6ece58', '#b5de2b', '#fde725'];
 
 export function Heatmap(props: Props) {
   const theme = useTheme2();
@@ -17,7 +17,7 @@ export function Heatmap(props: Props) {
   const from = props.timeRange.from.valueOf(), to = props.timeRange.to.valueOf(), width = props.width - left, height = (props.height - AXIS) / rows.length;
   const most = Math.max(1e-9, ...rows.flatMap((row) => row.field.values.filter(Number.isFinite)));
   const step = rows[0].times.config.interval ?? (rows[0].times.values[1] - rows[0].times.values[0] || 15_000);
-  const shade = (value: number) => SHADES[Math.min(SHADES.length - 1, Math.floor((value / most) * SHADES.length))];
+  const shade = (value: number) => VIRIDIS[Math.min(VIRIDIS.length - 1, Math.floor((value / most) * VIRIDIS.length))];
   return <svg data-heatmap width={props.width} height={props.height}>
     {rows.map((row, i) => {
       const y = props.height - AXIS - (i + 1) * height;

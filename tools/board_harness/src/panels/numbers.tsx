@@ -35,7 +35,7 @@ export function BarGaugePanel(props: Props) {
   const orientation = props.options.orientation && props.options.orientation !== 'auto' ? props.options.orientation : props.width > props.height ? 'vertical' : 'horizontal';
   if (empty(props)) return <NoData text={noValue(props)} />;
   return <Repeated props={props} values={values} orientation={orientation} spacing={8} minVizWidth={8} minVizHeight={16} render={({ value, width, height }: any) => (
-    <Linked value={value}><BarGauge theme={theme} value={values.length === 1 ? { ...value.display, title: undefined } : value.display} field={value.field} display={value.view?.getFieldDisplayProcessor(value.colIndex)} width={width} height={height} orientation={orientation} displayMode={props.options.displayMode ?? 'gradient'} valueDisplayMode={props.options.valueMode ?? 'color'} namePlacement={props.options.namePlacement ?? 'auto'} itemSpacing={8} showUnfilled={props.options.showUnfilled ?? true} /></Linked>
+    <Linked value={value}><BarGauge theme={theme} value={values.length === 1 ? { ...value.display, title: undefined } : value.display} field={value.field} display={value.view?.getFieldDisplayProcessor(value.colIndex)} width={width} height={height} orientation={orientation} displayMode={props.options.displayMode ?? 'gradient'} valueDisplayMode={props.options.valueMode ?? 'color'} namePlacement={props.options.namePlacement ?? 'auto'} text={props.options.text} itemSpacing={8} showUnfilled={props.options.showUnfilled ?? true} /></Linked>
   )} />;
 }
 

@@ -15,10 +15,10 @@ export function Logs(props: Props) {
   return <div data-logs style={{ fontFamily: 'monospace', fontSize: 12, overflow: 'auto', height: props.height }}>
     {Array.from({ length: frame.length }, (_, i) => {
       const found = labels?.values[i] ?? {};
-      return <div key={i} data-log-line style={{ display: 'flex', gap: 8, padding: '1px 4px', borderLeft: `3px solid ${LEVELS[found.detected_level ?? 'unknown'] ?? LEVELS.unknown}` }}>
+      return <div key={i} data-log-line style={{ display: 'flex', flexWrap: 'wrap', columnGap: 8, padding: '1px 4px', borderLeft: `3px solid ${LEVELS[found.detected_level ?? 'unknown'] ?? LEVELS.unknown}` }}>
         {props.options.showTime !== false && <span style={{ opacity: 0.7, whiteSpace: 'nowrap' }}>{new Date(times.values[i]).toISOString().slice(0, 23).replace('T', ' ')}</span>}
         {props.options.showLabels && <span style={{ opacity: 0.7 }}>{Object.entries(found).map(([k, v]) => `${k}=${v}`).join(' ')}</span>}
-        <span style={{ whiteSpace: props.options.wrapLogMessage ? 'pre-wrap' : 'pre' }}>{lines.values[i]}</span>
+        <span style={{ whiteSpace: props.options.wrapLogMessage ? 'pre-wrap' : 'pre', overflowWrap: 'anywhere', flex: '0 1 auto', maxWidth: props.width - 200 }}>{lines.values[i]}</span>
         {linked.filter((f) => f.values[i]).flatMap((f) => f.getLinks?.({ valueRowIndex: i }) ?? []).map((link, k) => <a key={k} data-datalink href={link.href} style={{ color: '#6e9fff' }}>{link.title}</a>)}
       </div>;
     })}

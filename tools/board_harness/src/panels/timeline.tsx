@@ -30,7 +30,7 @@ export function StateTimeline(props: Props) {
   </svg>;
 }
 
-const cut = (name: string, width: number) => (name.length * LETTER <= width ? name : `${name.slice(0, Math.max(1, Math.floor(width / LETTER) - 2))}…`);
+const cut = (name: string, width: number) => (name.length * LETTER <= width - 6 ? name : `${name.slice(0, Math.max(1, Math.floor(width / LETTER) - 2))}…`);
 
 function bands(field: gd.Field, times: gd.Field) {
   const found: { from: number; to: number; text: string; color: string; value: any }[] = [];
