@@ -18,6 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with $(PYTHON) (once, about a minute) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python tools/kubernetes_programs.py $(BIN) || echo "make: helm and kubectl are not there; their tests are skipped" >&2
 	@touch $(READY)
 
 # Node comes as a wheel, so that any system has a recent one.

@@ -1,8 +1,8 @@
-"""Everything that is generated and committed, in one mapping: dashboards, rules, Alertmanager, collector, documentation."""
+"""Everything that is generated and committed, in one mapping: boards, rules, Alertmanager, collector, Kubernetes, documentation."""
 
 from __future__ import annotations
 
-from tailkeeper import collector_config, metric_docs, policy_docs
+from tailkeeper import collector_config, kubernetes_files, metric_docs, policy_docs
 from tailkeeper.config import Config
 from tailkeeper_alerts.model import RuleSettings
 from tailkeeper_alerts.notifications.receivers import Receivers
@@ -17,10 +17,11 @@ def documents(receivers: Receivers | None = None, config: Config | None = None) 
     ``config`` gives the SLO, the score's weights and the addresses; without it they are the defaults, as committed.
     """
     rules = None if config is None else rule_settings(config)
-    boards = None if config is None else board_settings(config)
+    boards = render_dashboards(None if config is None else board_settings(config))
     alerts = render_alerts(rules, receivers)
     collector = collector_config.render(None if config is None else config.slo)
-    return {**render_dashboards(boards), **alerts, **collector, **metric_docs.render(), **policy_docs.render()}
+    kubernetes = kubernetes_files.render(boards, alerts)
+    return {**boards, **alerts, **collector, **kubernetes, **metric_docs.render(), **policy_docs.render()}
 
 
 def rule_settings(config: Config) -> RuleSettings:
