@@ -167,9 +167,12 @@ def _example(config: Config) -> WatchedBackend:
     from tailkeeper_exporter.discovery import Found
 
     gateway = config.defaults.get("gateway")
-    at_haproxy = isinstance(gateway, dict) and config.gateway_kinds.get(str(gateway.get("name"))) == "haproxy"
-    said = {"engine": "generic"} | ({"gateway_server": "pool/example"} if at_haproxy else {})
-    return config.compose(Found("example", "http://127.0.0.1:1", tuple(sorted(said.items()))))
+    kind = config.gateway_kinds.get(str(gateway.get("name"))) if isinstance(gateway, dict) else None
+    said = {"engine": "generic"} | ({"gateway_server": "pool/example"} if kind == "haproxy" else {})
+    # A pod is found as NAMESPACE/POD, which is its place at a gateway of kind kubernetes; what is found elsewhere has none there.
+    is_pod = kind == "kubernetes" and any(entry.kind == "kubernetes" for entry in config.discovery)
+    name = "namespace/example" if is_pod else "example"
+    return config.compose(Found(name, "http://127.0.0.1:1", tuple(sorted(said.items()))))
 
 
 def _defaults_for_found(config: Config) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Everything that is generated and committed, in one mapping: boards, rules, Alertmanager, collector, Kubernetes, documentation."""
+"""All that is generated and committed, in one mapping: boards, rules, Alertmanager, collector, Kubernetes, documentation."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate
 import yaml
 
+from tailkeeper.config import Config, load
 from tests.contract.from_wheels import from_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -137,3 +138,11 @@ def configurations(things: Mapping[Key, Thing]) -> Iterator[tuple[str, Any]]:
         if kind == "ConfigMap" and name.startswith(("tailkeeper-config", "tailkeeper-exporter-config")):
             for file, text in thing["data"].items():
                 yield file, yaml.safe_load(text)
+
+
+def loaded(document: Any, folder: Path) -> Config:
+    """As a pod would load it, files included: where it names a folder of the pod, it has one here."""
+    text = yaml.safe_dump(document).replace("/var/lib/tailkeeper", str(folder)).replace("/run/tailkeeper", str(folder))
+    (folder / "token").write_text("of this test\n", encoding="utf-8")
+    (folder / "loaded.yaml").write_text(text, encoding="utf-8")
+    return load(folder / "loaded.yaml")

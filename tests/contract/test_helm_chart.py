@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.contract.manifests import (
     configurations,
     helm,
     key_of,
+    loaded,
     overlay,
     overlay_with,
     template,
@@ -136,6 +138,12 @@ def test_the_chart_has_the_objects_of_the_manifests_and_no_others(case: str) -> 
 def test_every_object_of_the_chart_is_valid(case: str) -> None:
     for thing in chart(CASES[case][1]).values():
         check(thing)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_configuration_of_the_chart_loads_as_a_pod_loads_it(case: str, tmp_path: Path) -> None:
+    for _, document in configurations(chart(CASES[case][1])):
+        loaded(document, tmp_path)
 
 
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:

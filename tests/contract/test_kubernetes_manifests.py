@@ -32,6 +32,7 @@ from tests.contract.manifests import (
     Thing,
     check,
     configurations,
+    loaded,
     our_containers,
     overlay,
     overlay_with,
@@ -286,6 +287,11 @@ def test_the_configurations_are_valid_and_say_what_compose_says(things: dict[Key
     # The exporter has no watchdog's token, and does not need one.
     assert exporter.watchdog.token_file is None
     assert all(policy.mode == "observe" for policy in dict(watchdog.policies).values())
+
+
+def test_every_configuration_loads_as_a_pod_loads_it(things: dict[Key, Thing], tmp_path: Path) -> None:
+    for _, document in configurations(things):
+        loaded(document, tmp_path)
 
 
 def test_the_watchdog_mounts_what_its_configuration_names(things: dict[Key, Thing]) -> None:

@@ -149,6 +149,25 @@ def test_what_would_be_wrong_with_every_found_backend_is_said_at_load(tmp_path: 
     assert [problem[: len(said)] for problem in caught.value.problems] == [said]
 
 
+POD = {"kind": "kubernetes", "namespace": "llm", "selector": "app=vllm", "port": 8000}
+
+
+@pytest.mark.parametrize(("discovery", "accepted"), [(POD, True), (DNS, False)], ids=["pods", "addresses"])
+def test_a_found_pod_has_its_place_at_a_gateway_of_kubernetes_and_a_found_address_has_none(
+    tmp_path: Path, discovery: dict[str, Any], accepted: bool
+) -> None:
+    file = tmp_path / "t.yaml"
+    gateways = [{"name": "cluster", "kind": "kubernetes"}]
+    file.write_text(
+        yaml.safe_dump({"discovery": [discovery], "gateways": gateways, "defaults": {"gateway": {"name": "cluster"}}})
+    )
+    if accepted:
+        assert load(file).discovery
+        return
+    with pytest.raises(ConfigError, match=r"defaults: gateway\.server: must be there"):
+        load(file)
+
+
 def test_the_effective_configuration_keeps_the_defaults_that_found_backends_need() -> None:
     given = config(defaults={"engine": "vllm", "model": "m"})
     assert parse(yaml.safe_load(effective(given))).compose(found()).model == "m"
