@@ -156,6 +156,16 @@ def test_counters_that_fall_and_a_gap_are_no_failures() -> None:
     assert minutes(watched, 5, good=10) == ()
 
 
+@pytest.mark.parametrize("told", [(None, 500.0), (500.0, None), (None, None)])
+def test_refusals_that_are_told_now_and_then_are_no_bursts(told: tuple[float | None, ...]) -> None:
+    """A page that leaves out what it refused says nothing about it, and the next one that tells tells of all time."""
+    watched = fleet()
+    minutes(watched, 30, good=60)
+    for tick in range(40):
+        watched.seen["a"].rejected = told[tick % 2]
+        assert minutes(watched, 1, good=60) == ()
+
+
 def test_ticks_of_half_a_second_find_the_same() -> None:
     watched = fleet()
     found: tuple[Symptom, ...] = ()
