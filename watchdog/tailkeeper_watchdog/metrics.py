@@ -15,6 +15,7 @@ KNOB = Label("knob", 9, "what was to be changed")
 VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
 
 OTLP_OUTCOME = Label("outcome", 4, "offered to the collector, sent, dropped (too much, or too old) or refused")
+EVENT_OUTCOME = Label("outcome", 2, "written at its object, or dropped: too many at once, or the cluster did not take it")
 TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
 WINDOW = Label("window", 3, "1h, 1d or 30d")
 FINDING_KIND = Label("kind", 13, "what kind of finding it is")
@@ -191,6 +192,14 @@ OTLP_LOGS = Metric(
     (OTLP_OUTCOME,),
     Merge.SUM,
 )
+KUBERNETES_EVENTS = Metric(
+    "tailkeeper_watchdog_kubernetes_events_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Events of our changes by what became of them on the way to the clusters that the gateways name.",
+    (EVENT_OUTCOME,),
+    Merge.SUM,
+)
 
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
@@ -270,4 +279,5 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     MEMORY_EXHAUSTION,
     OTLP_SPANS,
     OTLP_LOGS,
+    KUBERNETES_EVENTS,
 )
