@@ -80,13 +80,23 @@ def test_a_few_failed_requests_at_night_wake_nobody(failed: int) -> None:
     assert minutes(watched, 400, good=0) == ()
 
 
-def test_most_requests_failing_at_a_trickle_page() -> None:
-    watched = fleet()
+@pytest.mark.parametrize("objective", [0.995, 0.51, 0.5, 0.3])
+def test_most_requests_failing_at_a_trickle_page(objective: float) -> None:
+    watched = fleet(objective=objective)
     found: tuple[Symptom, ...] = ()
     for number in range(12):  # one request in ten minutes, eleven of twelve fail
         found = minutes(watched, 1, good=number == 3, errors=number != 3)
         found = minutes(watched, 9, good=0)
     assert [(s.severity, s.evidence["rule"]) for s in found] == [(Severity.PAGE, "trickle")]
+
+
+@pytest.mark.parametrize(("objective", "told"), [(0.51, {"trickle"}), (0.5, set()), (0.3, set())])
+def test_a_trickle_of_which_half_fails_is_silent_where_the_slo_allows_half(objective: float, told: set[str]) -> None:
+    watched, rules_told = fleet(objective=objective), set[str]()
+    for number in range(40):
+        rules_told |= set(rules(minutes(watched, 1, good=number % 2, errors=1 - number % 2)).values())
+        minutes(watched, 9, good=0)
+    assert rules_told == told
 
 
 def test_a_trickle_that_fails_now_and_then_is_silent() -> None:

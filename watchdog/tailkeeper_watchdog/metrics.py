@@ -238,7 +238,7 @@ BURN_FAST = BurnWindows(14.4, 3_600.0, 300.0, 120.0)
 BURN_SLOW = BurnWindows(6.0, 21_600.0, 1_800.0, 600.0)
 """5 % of it within six hours: a ticket."""
 BURN_TRICKLE = BurnWindows(0.0, 21_600.0, 3_600.0, 3_600.0)
-"""Too few requests for the others: judged by ``TRICKLE_SHARE``, not by rate."""
+"""Too few requests for the others: judged by ``trickle_share``, not by rate."""
 BURN_BAD_LONG, BURN_BAD_SHORT, BURN_BAD_BEFORE = 10, 2, 2
 """So many bad ones at least in the windows, and before ``latest_s``: one burst, as a cold engine gives, is one event."""
 BURN_MOST = 0.9
@@ -246,6 +246,14 @@ BURN_MOST = 0.9
 more than all) would let nine failures of ten pass in silence."""
 TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
 """The same for the trickle's long window, and the share of its requests that must be bad."""
+LOOSEST_OBJECTIVE = 0.1
+"""An SLO at or below it allows what ``BURN_MOST`` tells: whatever was told of it, the SLO would hold."""
+
+
+def trickle_share(budget: float) -> float:
+    """The share of few requests that must be bad where ``budget`` of them may be: half is no news where half are allowed."""
+    return TRICKLE_SHARE if budget < TRICKLE_SHARE else BURN_MOST
+
 
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,

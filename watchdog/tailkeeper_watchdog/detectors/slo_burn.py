@@ -44,7 +44,7 @@ from tailkeeper_watchdog.metrics import (
     BURN_SLOW,
     BURN_TRICKLE,
     TRICKLE_BAD,
-    TRICKLE_SHARE,
+    trickle_share,
 )
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
@@ -301,7 +301,7 @@ def _over(snapshots: tuple[Snapshot, ...], seconds: float) -> Counts:
 
 def _share(rule: Rule, budget: float) -> float:
     """Of the requests that must be bad. An objective so loose that nobody could burn so fast needs nearly all of them."""
-    return TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(BURN_MOST, rule.rate * budget)
+    return trickle_share(budget) if rule.name is Burn.TRICKLE else min(BURN_MOST, rule.rate * budget)
 
 
 def _goes_on(counts: Counts, share: float) -> NDArray[np.bool_]:
