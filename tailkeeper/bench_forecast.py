@@ -113,7 +113,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What was said and what came of it, in seconds."""
+    """What was said and what came of it, in seconds. The page has a prediction, and with it a last value."""
 
     page: Page
     actual_s: float

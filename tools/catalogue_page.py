@@ -60,6 +60,7 @@ KINDS = {
     POSTED_STATE: ("active", "suppressed"),
     OTLP_OUTCOME: ("sent", "dropped"),
     metrics.OTLP_OUTCOME: ("sent", "dropped"),
+    metrics.EVENT_OUTCOME: ("written", "dropped"),
 }
 """Labels of one name that mean several things."""
 OBSERVATIONS_PER_S = 8.0

@@ -20,8 +20,8 @@ from tailkeeper_watchdog.metrics import (
     BURN_SLOW,
     BURN_TRICKLE,
     TRICKLE_BAD,
-    TRICKLE_SHARE,
     BurnWindows,
+    trickle_share,
 )
 
 MONTH_S = 2_592_000.0
@@ -57,7 +57,7 @@ def _of(promise: Promise, settings: RuleSettings) -> tuple[Recording, ...]:
     most = f"Share of {promise.unit} of six hours that {promise.did}, while it is most of few."
     return (
         Recording(promise.burn(FAST), _burns(promise, BURN_FAST, settings), lasts),
-        Recording(promise.burn(TRICKLE), f"{_trickles(promise)}\n{louder}", most),
+        Recording(promise.burn(TRICKLE), f"{_trickles(promise, settings)}\n{louder}", most),
         Recording(promise.burn(SLOW), f"{slow}\n{louder}\nunless {on(*PLACE)} {promise.burn(TRICKLE)}", lasts),
     )
 
@@ -70,9 +70,10 @@ def _burns(promise: Promise, windows: BurnWindows, settings: RuleSettings) -> st
     return _all_hold(value, promise, windows, limit, (BURN_BAD_LONG, BURN_BAD_SHORT))
 
 
-def _trickles(promise: Promise) -> str:
-    value = f"({promise.ratio(BURN_TRICKLE.long_s)} >= {TRICKLE_SHARE:g})"
-    return _all_hold(value, promise, BURN_TRICKLE, TRICKLE_SHARE, (TRICKLE_BAD, 1))
+def _trickles(promise: Promise, settings: RuleSettings) -> str:
+    limit = trickle_share(float(budget(settings)))
+    value = f"({promise.ratio(BURN_TRICKLE.long_s)} >= {limit:g})"
+    return _all_hold(value, promise, BURN_TRICKLE, limit, (TRICKLE_BAD, 1))
 
 
 def _all_hold(value: str, promise: Promise, windows: BurnWindows, limit: float, least: tuple[int, int]) -> str:

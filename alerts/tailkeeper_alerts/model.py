@@ -14,7 +14,7 @@ from enum import StrEnum
 from urllib.parse import quote_plus
 
 from tailkeeper_watchdog.alert_terms import NONE, RUNBOOK
-from tailkeeper_watchdog.metrics import MEMORY_RISK_RATIO, MEMORY_STOP_RATIO
+from tailkeeper_watchdog.metrics import LOOSEST_OBJECTIVE, MEMORY_RISK_RATIO, MEMORY_STOP_RATIO
 
 BACKEND_TEMPLATE = "{{ $labels.backend }}"
 BACKEND_IN_URL_TEMPLATE = "{{ $labels.backend | urlquery }}"
@@ -63,9 +63,10 @@ class RuleSettings:
     runbook_url: str = RUNBOOK
 
     def __post_init__(self) -> None:
-        if not 0 < self.objective < 1:
+        if not LOOSEST_OBJECTIVE < self.objective < 1:
             raise ValueError(
-                f"slo.objective: {self.objective:g} is no share of requests that leaves some to fail; 0 to 1, exclusive"
+                f"slo.objective: {self.objective:g} leaves no share of requests that could be too many or too few to fail; "
+                f"{LOOSEST_OBJECTIVE:g} to 1, exclusive"
             )
         for name, value in (("ttft_p99_s", self.ttft_p99_s), ("itl_p99_s", self.itl_p99_s)):
             if not SHORTEST_S <= value <= LONGEST_S:

@@ -151,7 +151,7 @@ class Narrator:
         self._acted(seen, decision)
         others = [b for b in seen.fleet["backends"] if b["backend"] != self.victim]
         is_out = to == "drain" or (isinstance(to, float) and to < 0.5)
-        out = is_out + sum(1 for b in others if b["actual"]["admission"] == "drain" or (b["actual"]["weight"] or 0) < 0.5)
+        out = is_out + sum(_is_out(b["actual"]) for b in others)
         what = "drained" if to == "drain" else f"at {to:.0%} of its weight" if isinstance(to, float) else f"{knob} {to}"
         where = f"at edge ({self.gateway}){' and at its tap' if places > 1 else ''}"
         text = (
@@ -256,6 +256,12 @@ def _together(decisions: list[Document]) -> Iterator[tuple[Document, int]]:
 
 def _is_return(decision: Document) -> bool:
     return bool(decision["policy"] == "return" or decision["reason"].startswith("returning"))
+
+
+def _is_out(actual: Document) -> bool:
+    """Whether a gateway tells that this backend is drained, or below half; one that tells nothing has nobody out."""
+    weight = actual["weight"]
+    return actual["admission"] == "drain" or (weight is not None and weight < 0.5)
 
 
 def _is_less(decision: Document) -> bool:

@@ -66,6 +66,7 @@ class Work:
 
     @property
     def in_flight(self) -> float | None:
+        """As far as the page tells: of engines that have one of the two only, that one."""
         if self.running is None and self.waiting is None:
             return None
         return (self.running or 0.0) + (self.waiting or 0.0)

@@ -62,7 +62,8 @@ class ProbeShare:
     ) -> tuple[dict[Output, float], dict[Output, Histogram], bool]:
         """The page's counters and histograms without the probes' share, and whether all that is new is the probes'.
 
-        ``steps`` is the engine's count of decoding steps, 0 where it has none; ``in_flight`` are the requests on the page.
+        ``steps`` is the engine's count of decoding steps, 0 where it has none; ``in_flight`` are the requests on the page,
+        0 where it tells of none.
         """
         stepped, self._steps = steps - self._steps, steps
         self._expected = [since for since in self._expected if now - since <= EXPECTED_FOR_S]

@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import structlog
+from prometheus_client.parser import text_string_to_metric_families
 
 from tailkeeper.config import parse
 from tailkeeper_watchdog.actuators.kube_events import MAX_MESSAGE_BYTES
-from tailkeeper_watchdog.app import build_announcers
+from tailkeeper_watchdog.app import Watchdog, build_announcers
 from tailkeeper_watchdog.gateways import KubernetesGateway
 from tailkeeper_watchdog.happenings import names
 from tailkeeper_watchdog.happenings.teller import Happening
@@ -40,6 +42,14 @@ async def announcing(fake: FakeKubeApi, folder: Path, token: str = ADMIN) -> Asy
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def counted(watchdog: Watchdog) -> dict[str, float]:
+    """What the watchdog's own page says of events, by outcome."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(watchdog.asgi), base_url="http://127.0.0.1:8088") as client:
+        page = (await client.get("/metrics")).text
+    families = {family.name: family.samples for family in text_string_to_metric_families(page)}
+    return {s.labels["outcome"]: s.value for s in families["tailkeeper_watchdog_kubernetes_events"] if s.name.endswith("_total")}
 
 
 def events(fake: FakeKubeApi) -> list[dict[str, Any]]:
@@ -177,6 +187,9 @@ async def test_a_watchdog_leaves_an_event_at_each_pod_it_drains_and_at_none_else
             assert [d.verdict.value for d in record.decisions] == ["applied"], record.decisions
             await until(lambda: len(events(fake)) == 1)
             assert not fake.in_endpoints("b")
+            (announcer,) = watchdog.announcers
+            await until(lambda: announcer.written == 1)
+            assert await counted(watchdog) == {"written": 1.0, "dropped": 0.0}
     (event,) = events(fake)
     assert (event["involvedObject"]["name"], event["metadata"]["annotations"]["tailkeeper.io/trigger_reason"]) == ("b", "hung")
 
@@ -186,9 +199,11 @@ async def test_a_missing_right_to_write_events_fails_no_drain(tmp_path: Path) ->
         fake.denied.add(("create", "events"))
         cluster = {"kind": "kubernetes", "kubeconfig": str(fake.kubeconfig(tmp_path))}
         async with watching(tmp_path, cluster, {n: f"llm/{n}" for n in NAMES}) as (watchdog, page):
+            assert await counted(watchdog) == {"written": 0.0, "dropped": 0.0}
             page.states["b"] = "hung"
             record = await watchdog.loop.tick()
             assert [d.verdict.value for d in record.decisions] == ["applied"]
             (announcer,) = watchdog.announcers
             await until(lambda: announcer.dropped == 1)
+            assert await counted(watchdog) == {"written": 0.0, "dropped": 1.0}
     assert events(fake) == []

@@ -149,6 +149,46 @@ async def test_many_servers_are_read_side_by_side_within_the_stated_bound() -> N
     assert 1 < gateway.most_at_once <= CALLS_AT_ONCE
 
 
+async def test_of_more_servers_than_there_is_time_for_each_has_its_turn() -> None:
+    """Eight at once and 0.1 s each: the deadline has room for 64 of them, and they are always asked for in the same order."""
+    names = tuple(f"s{n:03}" for n in range(100))
+    with webhook_gateway({name: dict(NORMAL) for name in names}) as gateway:
+        gateway.delay_s = 0.1
+        actuator = WebhookActuator("edge", gateway.url, Auth())
+        seen: set[str] = set()
+        for _ in range(12):
+            states = await actuator.read(names, 0.8)
+            read = {name for name, state in states.items() if state.values}
+            assert len(read) < len(names)
+            seen |= read
+            await actuator.read(("s000",), DEADLINE_S)  # as after a write: it is nobody's turn
+            if len(seen) == len(names):
+                break
+        await actuator.close()
+    assert seen == set(names)
+
+
+async def test_documents_that_hang_keep_the_others_from_being_read_once_and_not_for_ever() -> None:
+    release = threading.Event()
+
+    def handle(handler: BaseHTTPRequestHandler) -> None:
+        if "hung" in handler.path:
+            release.wait(DEADLINE_S)
+        answer(handler, 200, b'{"weight": 1, "admission": "serve"}')
+
+    names = (*(f"hung{n}" for n in range(CALLS_AT_ONCE)), "a", "b")
+    with serving(handle) as port:
+        actuator = WebhookActuator("edge", f"http://127.0.0.1:{port}", Auth())
+        for readable in (set(), {"a", "b"}, {"a", "b"}):
+            try:
+                states = await actuator.read(names, 0.4)
+            except ActuatorError:
+                states = {}
+            assert {name for name, state in states.items() if state.values} == readable
+        await actuator.close()
+        release.set()
+
+
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that signs itself, and its key."""
     openssl = shutil.which("openssl")

@@ -220,6 +220,29 @@ async def test_a_hung_backend_silences_its_own_bad_score_and_no_other(desk: Desk
     assert not [names for group, names in _groups(desk.team) if group == "a" and len(names) > 1]
 
 
+async def test_one_burn_that_watchdog_and_rules_see_is_told_once_and_another_of_the_same_backend_too(desk: Desk) -> None:
+    """Failed requests and late ones are two burns, and each is told by whoever knows more of it."""
+    named = {"alertname": "SLOBurnFast", "severity": "page", "backend": "a"}
+    rules = [{"labels": named | signal} for signal in ({}, {"signal": "ttft"}, {"signal": "itl"})]
+    burns = [_found(FindingKind.SLO_BURN, signal=signal, evidence={"rule": "fast"}) for signal in ("", "ttft")]
+    async with _telling(desk.alertmanager.url) as notifier:
+        notifier.offer(_told(*burns))
+        await _until(lambda: len(desk.alertmanager.get("/api/v2/alerts")) == 2, "the watchdog's alerts")
+        assert await asyncio.to_thread(desk.alertmanager.post, "/api/v2/alerts", rules) == 200
+        await _until(lambda: any(len(names) >= 3 for _, names in _groups(desk.team)), "the burn that only the rules see")
+        await asyncio.sleep(QUIET_S)
+    rows = desk.alertmanager.get("/api/v2/alerts")
+    states = {(r["labels"].get("signal", ""), r["labels"].get("source")): r["status"]["state"] for r in rows}
+    assert states == {
+        ("", "watchdog"): "active",
+        ("ttft", "watchdog"): "active",
+        ("", None): "suppressed",
+        ("ttft", None): "suppressed",
+        ("itl", None): "active",
+    }
+    assert _groups(desk.team)[-1] == ("a", [("SLOBurnFast", "a", "firing")] * 3)
+
+
 async def test_people_are_reminded_by_band_and_not_told_of_the_end_twice(desk: Desk) -> None:
     degraded = {"scores": {"a": score(0.1)}}
     async with _telling(desk.alertmanager.url) as notifier:

@@ -173,6 +173,7 @@ def test_cases_are_written_for_the_numbers_that_they_are_about() -> None:
     [
         ({"objective": 1.0}, "slo.objective: 1"),
         ({"objective": 0.0}, "slo.objective: 0"),
+        ({"objective": 0.1}, "slo.objective: 0.1"),
         ({"ttft_p99_s": 0.0}, "slo.latency.ttft_p99_s: 0 s"),
         ({"itl_p99_s": float("nan")}, "slo.latency.itl_p99_s: nan s"),
     ],
@@ -180,6 +181,17 @@ def test_cases_are_written_for_the_numbers_that_they_are_about() -> None:
 def test_a_promise_that_is_none_is_refused_by_its_name(settings: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         RuleSettings(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("objective", [0.11, 0.3, 0.5, 0.9, 0.995])
+def test_no_rule_tells_of_a_share_that_the_slo_allows(objective: float) -> None:
+    of_file = yaml.safe_load(render(RuleSettings(objective=objective))[RULES_PATH])["groups"]
+    rules = {rule["record"]: rule["expr"] for group in of_file for rule in group["rules"] if ":burn_" in rule.get("record", "")}
+    budget = 1 - objective
+    for name, expr in rules.items():
+        limits = [float(limit) for limit in re.findall(r"_ratio_\w+ >= ([0-9.e-]+)", expr)]
+        # What burns for three days may burn at just over the budget: that is what it is there to tell.
+        assert all(limit > budget or (name.endswith("slow") and limit == pytest.approx(budget)) for limit in limits), name
 
 
 @pytest.mark.parametrize("objective", [0.5, 0.9, 0.93, 0.995, 0.9999])

@@ -72,18 +72,22 @@ def test_a_later_answer_is_never_worth_more(latency_s: float, limit_s: float, fa
     st.lists(st.integers(0, 50), min_size=4, max_size=4),
     st.floats(0.01, 5),
     st.integers(0, 9),
+    st.one_of(st.none(), st.integers(0, 9)),
 )
-def test_buckets_never_say_more_good_than_there_was(before: list[int], more: list[int], limit_s: float, failed: int) -> None:
+def test_buckets_never_say_more_good_than_there_was(
+    before: list[int], more: list[int], limit_s: float, failed: int, refused: int | None
+) -> None:
     def total(counts: list[int]) -> tuple[float, ...]:
         return tuple(float(sum(counts[: i + 1])) for i in range(4))
 
     bounds = (0.5, 1.0, 2.0, inf)
     tier = tiers_of((), Slo(ttft_p99_s=limit_s))[-1]
-    start = Mark(0.0, 0.0, Histogram(bounds, total(before), 0.0), None)
-    end = Mark(10.0, failed, Histogram(bounds, total([a + b for a, b in zip(before, more, strict=True)]), 0.0), None)
+    start = Mark(0.0, 0.0, 0.0, Histogram(bounds, total(before), 0.0), None)
+    end = Mark(10.0, failed, refused, Histogram(bounds, total([a + b for a, b in zip(before, more, strict=True)]), 0.0), None)
     counts = between(start, end, tier)
-    assert counts.requests == sum(more) + failed
+    bad = failed + (0 if refused is None else refused)
+    assert counts.requests == sum(more) + bad
     assert counts.good == sum(n for n, bound in zip(more, bounds, strict=True) if bound <= limit_s)
-    assert counts.good <= counts.worth <= counts.requests - failed
+    assert counts.good <= counts.worth <= counts.requests - bad
     found = compliance(SPANS[0], counts, 0.995, 1.0)
     assert found.compliance is None or 0 <= found.compliance <= 1

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailkeeper_exporter.readings import Histogram
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.baseline_set import BaselineSet, Form
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.detectors.block_e import rows_of, with_prompts
-from tailkeeper_watchdog.drift import Collector, page_evidence
+from tailkeeper_watchdog.drift import BucketE, BucketReading, Collector, page_evidence
+from tailkeeper_watchdog.drift_watch import Watch, seen_of
 from tailkeeper_watchdog.model import Severity
 from tests.unit.baselines_at_hand import BLOCK_S, bucket_baseline_of, requests, rows_baseline
 from tests.unit.watched_fleet import WALL_S, WatchedFleet, record
@@ -183,6 +185,20 @@ def test_buckets_are_judged_where_there_are_no_records_and_left_alone_where_ther
     judged = drift.evidence["blocks_judged"]
     blocks(watched, 30, rng)
     assert watched.state.buckets["a"].test.evidence.blocks <= judged + 1
+
+
+@pytest.mark.parametrize(
+    "load", [{"running": None}, {"waiting": None}, {"tokens_total": None}, {"running": 3.0, "waiting": 0.0, "tokens_total": 1e3}]
+)
+def test_what_the_load_explains_is_told_only_where_the_load_is_known(load: dict[str, float | None]) -> None:
+    watch = Watch(1, test=BucketE(BUCKETS))
+    for at_s, count in ((0.0, 0.0), (10.0, 60.0)):
+        counts = tuple(count * (bound >= 0.2) for bound in BUCKETS.bounds_s)
+        known = {"running": 3.0, "waiting": 0.0, "tokens_total": 100.0 * at_s} | load
+        watch.readings.append(BucketReading(at_s, Histogram(BUCKETS.bounds_s, counts, 0.2 * count), **known))
+    seen = seen_of(watch, 0.0)
+    assert (seen["requests"], seen["seconds"]) == (60.0, 10.0)
+    assert ("shares_above" in seen) is (None not in load.values())
 
 
 def test_no_more_than_so_many_gather_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailkeeper_demo.narrative import MOST_RELAPSES, Narrator, Seen
+import pytest
+
+from tailkeeper_demo.narrative import MOST_RELAPSES, Event, Narrator, Seen
 from tailkeeper_demo.narrative_blind import BlindNarrator
 
 START = 1_000.0
@@ -22,6 +24,9 @@ class Demo:
     state: str = "serving"
     wanted: str = "serve"
     leases: int = 0
+    other: dict[str, Any] = field(default_factory=lambda: {"admission": "serve", "weight": 1.0})
+    """What the gateway tells of the backend beside it."""
+    told: list[Event] = field(default_factory=list)
 
     def decide(
         self,
@@ -50,11 +55,11 @@ class Demo:
         backend = {
             "backend": "sim-b", "state": self.state, "desired": {"admission": self.wanted, "weight": 1.0}, "leases": leases
         }  # fmt: skip
-        fleet = {
-            "backends": [backend, {**backend, "backend": "sim-a", "actual": {"admission": "serve", "weight": 1.0}, "leases": []}]
-        }
+        fleet = {"backends": [backend, {**backend, "backend": "sim-a", "actual": self.other, "leases": []}]}
         seen = Seen(at_s, START + at_s, fleet, [*self.findings], [*self.decisions], {"buckets": buckets})
-        return [event.word for event in self.narrator.feed(seen)]
+        events = self.narrator.feed(seen)
+        self.told.extend(events)
+        return [event.word for event in events]
 
 
 def demo(fault: str = "hang") -> Demo:
@@ -180,6 +185,23 @@ def test_what_is_done_at_edge_and_tap_is_one_act_and_what_the_taps_do_beside_it_
     d.decide(6, 0.0, "released", "slo_guardian", knob="degrade_level")
     assert d.look(6) == ["restored"], "a limit that is let out is no news"
     assert "also answered from a cache, limited, shed" in d.narrator.ending()
+
+
+@pytest.mark.parametrize(
+    ("other", "out"),
+    [
+        ({"admission": "serve", "weight": 1.0}, 1),
+        ({"admission": "serve", "weight": 0.4}, 2),
+        ({"admission": "drain", "weight": None}, 2),
+        ({"admission": "serve", "weight": None}, 1),
+        ({"admission": None, "weight": None}, 1),
+    ],
+)
+def test_a_backend_of_which_the_gateway_tells_no_weight_is_not_told_to_be_out(other: dict[str, Any], out: int) -> None:
+    d = demo()
+    d.other = other
+    drained(d, 5)
+    assert f"{out} of 2 out" in d.told[-1].text
 
 
 def test_the_tap_that_follows_the_edge_a_look_later_is_no_second_act() -> None:

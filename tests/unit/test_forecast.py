@@ -184,6 +184,8 @@ def rising(per_step: float, held: Sequence[float | None] = (), start: float = 0.
         (rising(0.0004), None, None),  # too slow to be more than noise
         (rising(0.02, start=0.58), 15.0, "trend"),
         (rising(0.01, [1e9 * (50 + n) for n in range(21)]), 450.0, "model"),
+        ([*rising(0.01)[:20], Point(300.0, 0.5)], None, None),  # no more than at first
+        ([*rising(0.01)[:20], Point(300.0, 0.5, 1e9, 1e9)], None, None),  # nor where its need was not known at first
     ],
 )
 def test_when_memory_will_be_full(points: list[Point], seconds: float | None, method: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tailkeeper.cli import app
@@ -31,9 +32,11 @@ def test_rules_and_boards_have_the_numbers_of_the_file(tmp_path: Path) -> None:
     assert "2.5 s" in (out / "dashboards/generated/tailkeeper-fleet.json").read_text(encoding="utf-8")
 
 
-def test_a_wrong_configuration_ends_with_exit_2_and_writes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "tailkeeper.yaml").write_text("slo: {objective: 1.5}\n", encoding="utf-8")
+@pytest.mark.parametrize(("objective", "said"), [(1.5, "less than 1"), (0.1, "90% of all requests and more may fail then")])
+def test_a_wrong_configuration_ends_with_exit_2_and_writes_nothing(tmp_path: Path, objective: float, said: str) -> None:
+    (tmp_path / "tailkeeper.yaml").write_text(f"slo: {{objective: {objective}}}\n", encoding="utf-8")
     done = CliRunner().invoke(app, ["generate", "-c", str(tmp_path / "tailkeeper.yaml"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert "slo.objective" in done.output
+    assert said in " ".join(done.output.split())
     assert not (tmp_path / "out").exists()

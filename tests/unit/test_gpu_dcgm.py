@@ -173,6 +173,7 @@ def test_an_impossible_value_costs_its_own_field_only(line: str, field: str) -> 
     [
         (["FB_USED 30", "FB_FREE 60"], (90, 30, 60)),
         (["FB_USED 30", "FB_FREE 60", "FB_RESERVED 10"], (100, 30, 60)),
+        (["FB_USED 30", "FB_FREE 60", "FB_RESERVED -10"], (None, 30, 60)),
         (["FB_USED 30", "FB_FREE 60", "FB_TOTAL 100"], (100, 30, 60)),
         (["FB_USED 30", "FB_TOTAL 100"], (100, 30, 70)),
         (["FB_USED 30"], (None, 30, None)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
 from tailkeeper_watchdog.actuators.http_calls import HttpCalls
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
+from tests.unit.loopback import reply, serving
 
 
 async def test_calls_that_begin_at_once_share_one_client_which_close_closes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +32,23 @@ async def test_calls_that_begin_at_once_share_one_client_which_close_closes(monk
 
     assert [answer.kind for answer in answers if isinstance(answer, CallError)] == [ErrorKind.UNREACHABLE] * 8
     assert [client.is_closed for client in made] == [True]
+
+
+async def test_a_call_searches_the_disk_for_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is missing is looked for anew at each import of it: httpx's is half of what a call costs."""
+    searched: list[str] = []
+
+    class Recorder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            searched.append(name)
+
+    async with serving(reply(200)) as server:
+        calls = HttpCalls(Auth(), 1_000)
+        await calls.call("GET", server.url)
+        monkeypatch.setattr(sys, "meta_path", [Recorder(), *sys.meta_path])
+        await calls.call("GET", server.url)
+        await calls.close()
+    assert searched == [], "install what pyproject.toml lists"
 
 
 @pytest.mark.parametrize("address", ["http://xn--a:1", "http://a..b:1", "http://[::1%25lo]:1"])

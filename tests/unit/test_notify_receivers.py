@@ -21,12 +21,16 @@ from tailkeeper_alerts.model import Alert, RuleSettings
 from tailkeeper_alerts.notifications.inhibition import INHIBITIONS
 from tailkeeper_alerts.notifications.receivers import MAX_RECEIVERS, ReceiverFileError, Receivers, parse
 from tailkeeper_alerts.notifications.routes import REMINDER_GROUP_INTERVALS, REPEAT_INTERVALS
+from tailkeeper_watchdog.detectors.slo_burn import Burn
 from tailkeeper_watchdog.model import FindingKind
 from tests.unit.told import alerts, finding, score
 
 Labels = dict[str, str]
 ROOT = Path(__file__).parents[2]
 RULES = tuple(rule for build in groups.GROUPS for rule in build(RuleSettings()).rules if isinstance(rule, Alert))
+BURN = {"alertname": "SLOBurnFast"}
+RULES_OF_BURN = tuple(rule.value for rule in Burn)
+BY_SIGNAL = (FindingKind.SLO_BURN, FindingKind.ADVICE, FindingKind.CONTENDED)
 ALL_KINDS = """
 receivers:
   - {kind: slack, channel: "#llm", api_url_file: slack_url}
@@ -250,7 +254,9 @@ def _of_rules(backend: str) -> list[Labels]:
 def _of_watchdog(backend: str) -> list[Labels]:
     """The watchdog's alerts: every kind of finding, every band."""
     scores = [alerts(scores={backend: score(value)})[-1]["labels"] for value in (0.1, 0.3, 0.5)]
-    told = [a["labels"] for kind in FindingKind for a in alerts(finding(kind, backend, evidence={"rule": "fast"}))]
+    burns = [{"signal": signal, "evidence": {"rule": rule}} for signal in ("", "ttft", "itl", "e2e") for rule in RULES_OF_BURN]
+    found = [finding(kind, backend, **more) for kind in FindingKind for more in (burns if kind in BY_SIGNAL else burns[:1])]
+    told = [a["labels"] for one in found for a in alerts(one)]
     return [{**labels, "backend": backend} for labels in (*scores, *told)]
 
 
@@ -304,6 +310,16 @@ def test_no_two_alerts_silence_each_other_and_none_its_equal(instances: list[Lab
         ({"source": "watchdog", "severity": "ticket"}, {}, False),
         ({"source": "watchdog", "kind": "advice"}, {}, False),
         ({"source": "watchdog", "kind": "common_cause"}, {}, False),
+        ({"source": "watchdog", "kind": "slo_burn"}, {}, False),  # a burst is no bad score
+        ({**BURN, "source": "watchdog", "kind": "slo_burn"}, BURN, True),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn", "signal": "ttft"}, {**BURN, "signal": "ttft"}, True),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn", "signal": "ttft"}, {**BURN, "signal": "itl"}, False),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn", "signal": "ttft"}, BURN, False),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn"}, {**BURN, "signal": "ttft"}, False),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn"}, {"alertname": "SLOBurnSlow"}, False),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn"}, {**BURN, "backend": "b"}, False),
+        ({**BURN, "source": "watchdog", "kind": "slo_burn", "cluster": "eu"}, {**BURN, "cluster": "eu"}, True),
+        (BURN, {**BURN, "source": "watchdog", "kind": "slo_burn"}, False),
     ],
 )
 def test_who_silences_whom(source: Labels, target: Labels, silenced: bool) -> None:

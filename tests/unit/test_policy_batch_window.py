@@ -233,3 +233,14 @@ def test_answers_of_different_lengths_do_not_make_regular_arrivals_irregular(lon
         wants = run.tick(situation(seen("a"), now=now, records={"a": tuple(told)}, knobs=knobs))
         values |= set(wants.values())
     assert sorted(values) == [pytest.approx(v) for v in (0.12, 0.144, 0.1728, 0.2)], "it only ever grows"
+
+
+def test_arrivals_of_requests_that_do_not_tell_how_long_they_took_are_not_judged() -> None:
+    """A length that is not told is not none at all: the long ones among them are missing, and nobody knows since when."""
+    run = Run(adaptive_batch_window.POLICY, PARAMS)
+    chance = Random(1)
+    by_end = sorted((n * 0.03 + 5.0 * chance.random(), n * 0.03) for n in range(1_000))
+    for tick in range(1, 60):
+        told = [RequestRecord("a", "ok", None, 0.02, None, start_unix_s=at) for end, at in by_end if tick - 1 <= 2 * end < tick]
+        now, knobs = 1_000.0 + tick / 2, {("a", Knob.BATCH_WINDOW_S): 0.1}
+        assert run.tick(situation(seen("a"), now=now, records={"a": tuple(told)}, knobs=knobs)) == {}

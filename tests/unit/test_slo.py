@@ -45,9 +45,11 @@ def situation(
     return Situation(snapshot, EMPTY, EMPTY, EMPTY, SLO, 3.0, EMPTY, by)
 
 
-def observation(ok: tuple[float, ...], failed: float = 0.0, name: str = "a") -> BackendObservation:
+def observation(ok: tuple[float, ...], failed: float = 0.0, name: str = "a", refused: float | None = None) -> BackendObservation:
     """``ok`` are cumulative counts of first tokens by 0.5 s, 1 s, 2 s, +Inf."""
     readings = {OUTCOME_SLOT["error"]: present(failed, 0.0)}
+    if refused is not None:
+        readings[OUTCOME_SLOT["rejected"]] = present(refused, 0.0)
     return BackendObservation(
         name, State.SERVING, 0.0, None, readings, {catalog.TTFT.name: Histogram((0.5, 1.0, 2.0, inf), ok, 1.0)}
     )
@@ -198,6 +200,25 @@ def test_failures_that_are_told_for_the_first_time_did_not_all_happen_since_the_
     book.note(situation(30, seen={"a": observation((60, 60, 60, 60), failed=5_000)}))
     found = book.windows(T0 + 10)[TIERS[-1].name][0]
     assert (found.requests, found.good) == (50, 50)
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ((0, 3, 7), 7),
+        ((None, 5_000, 5_001), 1),  # not all of them since the last look
+        ((5_000, None, 5_003), 0),  # a page without them is no new beginning
+        ((5_000, 0, 2), 2),  # an engine that restarted
+        ((None, None, None), 0),
+    ],
+)
+def test_what_was_refused_counts_as_far_as_it_is_told_at_both_ends(told: tuple[float | None, ...], refused: float) -> None:
+    book = SloBook(TIERS, 0.995)
+    for step, count in enumerate(told):
+        seen = observation((10 * (step + 1),) * 4, failed=1, refused=count)
+        book.note(situation(30 * step, seen={"a": seen}))
+    found = book.windows(T0 + 70)[TIERS[-1].name][0]
+    assert (found.requests, found.good) == (20 + refused, 20)
 
 
 def test_what_happened_while_a_backend_was_silent_for_long_is_unknown() -> None:

@@ -80,13 +80,23 @@ def test_a_few_failed_requests_at_night_wake_nobody(failed: int) -> None:
     assert minutes(watched, 400, good=0) == ()
 
 
-def test_most_requests_failing_at_a_trickle_page() -> None:
-    watched = fleet()
+@pytest.mark.parametrize("objective", [0.995, 0.51, 0.5, 0.3])
+def test_most_requests_failing_at_a_trickle_page(objective: float) -> None:
+    watched = fleet(objective=objective)
     found: tuple[Symptom, ...] = ()
     for number in range(12):  # one request in ten minutes, eleven of twelve fail
         found = minutes(watched, 1, good=number == 3, errors=number != 3)
         found = minutes(watched, 9, good=0)
     assert [(s.severity, s.evidence["rule"]) for s in found] == [(Severity.PAGE, "trickle")]
+
+
+@pytest.mark.parametrize(("objective", "told"), [(0.51, {"trickle"}), (0.5, set()), (0.3, set())])
+def test_a_trickle_of_which_half_fails_is_silent_where_the_slo_allows_half(objective: float, told: set[str]) -> None:
+    watched, rules_told = fleet(objective=objective), set[str]()
+    for number in range(40):
+        rules_told |= set(rules(minutes(watched, 1, good=number % 2, errors=1 - number % 2)).values())
+        minutes(watched, 9, good=0)
+    assert rules_told == told
 
 
 def test_a_trickle_that_fails_now_and_then_is_silent() -> None:
@@ -154,6 +164,16 @@ def test_counters_that_fall_and_a_gap_are_no_failures() -> None:
     assert watched.look(4 * 3_600.0) == ()
     watched.seen["a"].silent = False
     assert minutes(watched, 5, good=10) == ()
+
+
+@pytest.mark.parametrize("told", [(None, 500.0), (500.0, None), (None, None)])
+def test_refusals_that_are_told_now_and_then_are_no_bursts(told: tuple[float | None, ...]) -> None:
+    """A page that leaves out what it refused says nothing about it, and the next one that tells tells of all time."""
+    watched = fleet()
+    minutes(watched, 30, good=60)
+    for tick in range(40):
+        watched.seen["a"].rejected = told[tick % 2]
+        assert minutes(watched, 1, good=60) == ()
 
 
 def test_ticks_of_half_a_second_find_the_same() -> None:

@@ -133,7 +133,8 @@ class Watchdog:
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
         tick_s = config.watchdog.tick_s
         sent = None if self.telemetry is None else self.telemetry.counts
-        api = build_api(self.loop, self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights, sent)
+        own = (self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
+        api = build_api(self.loop, *own, sent, self.announcers)
         self._api = api
         self.asgi = Gate(api, token)
 

@@ -33,6 +33,8 @@ from tailkeeper_watchdog.model import EMPTY, Severity
 
 RECENT_ROWS = 256
 """The latest requests of a backend, for what an alarm shows of them."""
+WHATEVER_LOAD = (1.0, 0.0, 0.0, 0.0)
+"""What a baseline is asked for that takes no account of load."""
 GATHERED, CONFIGURED, RESTORED = "gathered here", "watchdog.baselines", "gathered here before the last start"
 
 
@@ -161,7 +163,10 @@ def _seen_buckets(watch: Watch) -> dict[str, Any]:
     since = last.histogram.minus(first.histogram) if first.histogram and last.histogram else None
     if since is None or since.bounds != baseline.bounds_s or since.count <= 0:
         return {}
-    load = _load_of(first, last)
+    told: dict[str, Any] = {"requests": since.count, "seconds": last.at_s - first.at_s}
+    load = WHATEVER_LOAD if baseline.is_raw else _load_of(first, last)
+    if load is None:
+        return told
     shares = [
         {
             "limit_s": limit_s,
@@ -170,11 +175,12 @@ def _seen_buckets(watch: Watch) -> dict[str, Any]:
         }
         for limit_s, weights in zip(baseline.limits_s, baseline.weights, strict=True)
     ]
-    return {"requests": since.count, "seconds": last.at_s - first.at_s, "shares_above": shares}
+    return told | {"shares_above": shares}
 
 
-def _load_of(first: BucketReading, last: BucketReading) -> tuple[float, float, float, float]:
-    """As the bucket form sees it: 1, running, logarithm of waiting, thousands of tokens a second."""
-    tokens = (last.tokens_total or 0.0) - (first.tokens_total or 0.0)
-    rate = tokens / (last.at_s - first.at_s) if last.at_s > first.at_s else 0.0
-    return 1.0, last.running or 0.0, log1p(last.waiting or 0.0), rate * 1e-3
+def _load_of(first: BucketReading, last: BucketReading) -> tuple[float, float, float, float] | None:
+    """As the bucket form sees it: 1, running, logarithm of waiting, thousands of tokens a second; None where one is unknown."""
+    if last.running is None or last.waiting is None or first.tokens_total is None or last.tokens_total is None:
+        return None
+    seconds, tokens = last.at_s - first.at_s, last.tokens_total - first.tokens_total
+    return (1.0, last.running, log1p(last.waiting), tokens / seconds * 1e-3) if seconds > 0 and tokens >= 0 else None

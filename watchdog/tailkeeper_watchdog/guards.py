@@ -36,6 +36,8 @@ CUT_BACK_WEIGHT = 0.6
 """What a weight is cut back to where the pool can spare no more: by whole numbers of a gateway, from a weight of 1 up, never
 rounded to less than half, so that nobody is acted on by it."""
 CUT_BACK = frozenset({Refusal.CAP, Refusal.MIN_HEALTHY, Refusal.ZONE})
+DISMISSED = frozenset({Refusal.SIGNALS, Refusal.PANIC})
+"""Refusals for which a drain is no evidence against its backend: one sign is none yet, and what most of a pool has is not its."""
 GRADED = frozenset({Knob.CONCURRENCY_LIMIT, Knob.BATCH_WINDOW_S, Knob.DEGRADE_LEVEL})
 """Knobs of controllers that go by small steps and have a pace of their own: the cooldown is not theirs."""
 
@@ -149,6 +151,12 @@ def _count(wish: DesiredState, tally: _Tally) -> None:
 
 def is_drain(knob: Knob, value: KnobValue) -> bool:
     return knob is Knob.ADMISSION and value == DRAIN
+
+
+def holds_up(verdict: Verdict) -> bool:
+    """Whether a refused wish speaks against giving its backend back what it had: recovery is blocked by no guard's doubt."""
+    wish = verdict.desired
+    return not verdict.allowed and not (is_drain(wish.knob, wish.value) and verdict.refusal in DISMISSED)
 
 
 def takes_out(wish: DesiredState) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
 
+from tailkeeper_exporter.catalog import Metric
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.kube_api import KubeConnection
 from tailkeeper_watchdog.actuators.kube_events import Announcement, announce
@@ -20,6 +21,7 @@ from tailkeeper_watchdog.actuators.kube_objects import place_of
 from tailkeeper_watchdog.gateways import KubernetesGateway
 from tailkeeper_watchdog.happenings import names
 from tailkeeper_watchdog.happenings.teller import Happening
+from tailkeeper_watchdog.metrics import KUBERNETES_EVENTS
 from tailkeeper_watchdog.model import Outcome, Severity
 
 MAX_WAITING = 256
@@ -102,6 +104,13 @@ class KubeAnnouncer:
             self._log.warning("the cluster takes no events of ours", gateway=self._gateway, reason=error)
         else:
             self._log.info("the cluster takes events of ours again", gateway=self._gateway)
+
+
+def series_of(announcers: Iterable[KubeAnnouncer]) -> Iterator[tuple[Metric, tuple[tuple[tuple[str, ...], float], ...]]]:
+    """For our page: what became of the events of all clusters, both outcomes at 0 from the start."""
+    counts = [(one.written, one.dropped) for one in announcers]
+    written, dropped = (float(sum(column)) for column in zip((0, 0), *counts, strict=True))
+    yield KUBERNETES_EVENTS, ((("written",), written), (("dropped",), dropped))
 
 
 def announcement_of(one: Happening, instance: str) -> Announcement:

@@ -23,7 +23,7 @@ from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
-from tailkeeper_watchdog.guards import GuardContext, is_drain, takes_out
+from tailkeeper_watchdog.guards import GuardContext, holds_up, is_drain, takes_out
 from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
@@ -373,7 +373,7 @@ class Loop:
             situation=situation,
             settings=self.parts.guards,
             wishes=tuple(v.desired for v in verdicts if v.allowed),
-            blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if not v.allowed),
+            blocked=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if holds_up(v)),
             leases=owned,
             servers=self.report.servers,
             cooling=frozenset((v.desired.backend, v.desired.knob) for v in verdicts if v.refusal is Refusal.COOLDOWN),

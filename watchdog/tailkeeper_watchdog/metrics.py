@@ -15,6 +15,7 @@ KNOB = Label("knob", 9, "what was to be changed")
 VERDICT = Label("verdict", 9, "applied, already, observed, advised, refused, failed, expired, released or contended")
 
 OTLP_OUTCOME = Label("outcome", 4, "offered to the collector, sent, dropped (too much, or too old) or refused")
+EVENT_OUTCOME = Label("outcome", 2, "written at its object, or dropped: too many at once, or the cluster did not take it")
 TIER = Label("tier", 36, "a configured tier, default, or default- and a modality")
 WINDOW = Label("window", 3, "1h, 1d or 30d")
 FINDING_KIND = Label("kind", 13, "what kind of finding it is")
@@ -191,6 +192,14 @@ OTLP_LOGS = Metric(
     (OTLP_OUTCOME,),
     Merge.SUM,
 )
+KUBERNETES_EVENTS = Metric(
+    "tailkeeper_watchdog_kubernetes_events_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Events of our changes by what became of them on the way to the clusters that the gateways name.",
+    (EVENT_OUTCOME,),
+    Merge.SUM,
+)
 
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
@@ -229,7 +238,7 @@ BURN_FAST = BurnWindows(14.4, 3_600.0, 300.0, 120.0)
 BURN_SLOW = BurnWindows(6.0, 21_600.0, 1_800.0, 600.0)
 """5 % of it within six hours: a ticket."""
 BURN_TRICKLE = BurnWindows(0.0, 21_600.0, 3_600.0, 3_600.0)
-"""Too few requests for the others: judged by ``TRICKLE_SHARE``, not by rate."""
+"""Too few requests for the others: judged by ``trickle_share``, not by rate."""
 BURN_BAD_LONG, BURN_BAD_SHORT, BURN_BAD_BEFORE = 10, 2, 2
 """So many bad ones at least in the windows, and before ``latest_s``: one burst, as a cold engine gives, is one event."""
 BURN_MOST = 0.9
@@ -237,6 +246,14 @@ BURN_MOST = 0.9
 more than all) would let nine failures of ten pass in silence."""
 TRICKLE_BAD, TRICKLE_SHARE = 5, 0.5
 """The same for the trickle's long window, and the share of its requests that must be bad."""
+LOOSEST_OBJECTIVE = 0.1
+"""An SLO at or below it allows what ``BURN_MOST`` tells: whatever was told of it, the SLO would hold."""
+
+
+def trickle_share(budget: float) -> float:
+    """The share of few requests that must be bad where ``budget`` of them may be: half is no news where half are allowed."""
+    return TRICKLE_SHARE if budget < TRICKLE_SHARE else BURN_MOST
+
 
 WATCHDOG_CATALOG: tuple[Metric, ...] = (
     HSCORE,
@@ -270,4 +287,5 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     MEMORY_EXHAUSTION,
     OTLP_SPANS,
     OTLP_LOGS,
+    KUBERNETES_EVENTS,
 )

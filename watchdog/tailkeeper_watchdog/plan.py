@@ -84,7 +84,7 @@ class ReturnMemory:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """What the plan is made from. ``wishes`` are allowed ones, ``blocked`` those a guard refused."""
+    """What the plan is made from. ``wishes`` are allowed ones, ``blocked`` those a guard refused that speak against a return."""
 
     situation: Situation
     settings: GuardsSettings

@@ -25,6 +25,7 @@ from tailkeeper_exporter.settings import (
 )
 from tailkeeper_watchdog.alert_terms import OWN_LABELS, RUNBOOK
 from tailkeeper_watchdog.gateways import Gateway
+from tailkeeper_watchdog.metrics import LOOSEST_OBJECTIVE
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams
 from tailkeeper_watchdog.policies.cache_offload import CacheOffloadParams
@@ -83,6 +84,16 @@ class SloSettings(Settings):
     latency: LatencySlo = LatencySlo()
     tiers: Annotated[tuple[Tier, ...], Field(max_length=MAX_TIERS)] = ()
     """Asked in this order, the first match wins."""
+
+    @field_validator("objective")
+    @classmethod
+    def _can_be_broken(cls, objective: float) -> float:
+        if objective <= LOOSEST_OBJECTIVE:
+            allowed = (
+                f"{1 - LOOSEST_OBJECTIVE:.0%} of all requests and more may fail then, and no alert could tell that too many do"
+            )
+            raise ValueError(f"{allowed}; allowed is above {LOOSEST_OBJECTIVE:g} and below 1")
+        return objective
 
     @field_validator("tiers")
     @classmethod

@@ -22,7 +22,7 @@ from tailkeeper_alerts.promql import CLUSTER, LE, bucket, count, duration, eq, s
 from tailkeeper_alerts.slo import Promise, budget, promises
 from tailkeeper_exporter.catalog import BACKEND, MODEL, OUTCOME, REQUESTS
 from tailkeeper_watchdog.alert_terms import ROOT_CAUSE_BOARD_UID
-from tailkeeper_watchdog.metrics import BURN_BAD_LONG, BURN_FAST, BURN_SLOW, BURN_TRICKLE, TRICKLE_BAD, TRICKLE_SHARE, BurnWindows
+from tailkeeper_watchdog.metrics import BURN_BAD_LONG, BURN_FAST, BURN_SLOW, BURN_TRICKLE, TRICKLE_BAD, BurnWindows, trickle_share
 
 TEST_INTERVAL_S = 60
 CAUSES = {
@@ -33,7 +33,7 @@ CAUSES = {
 
 
 def group(settings: RuleSettings) -> Group:
-    alerts = tuple(alert for p in promises(settings) for alert in (_fast(p, settings), _trickle(p), _slow(p, settings)))
+    alerts = tuple(alert for p in promises(settings) for alert in (_fast(p, settings), _trickle(p, settings), _slow(p, settings)))
     return Group("tailkeeper-slo-burn", (*conditions(settings), *alerts), _cases(settings), test_interval_s=TEST_INTERVAL_S)
 
 
@@ -96,7 +96,8 @@ def _slow(promise: Promise, settings: RuleSettings) -> Alert:
     )
 
 
-def _trickle(promise: Promise) -> Alert:
+def _trickle(promise: Promise, settings: RuleSettings) -> Alert:
+    limit = percent(trickle_share(float(budget(settings))))
     span = duration(BURN_TRICKLE.long_s)
     return Alert(
         name="SLOTrickle",
@@ -109,7 +110,7 @@ def _trickle(promise: Promise) -> Alert:
         impact=f"Users of {BACKEND_TEMPLATE} are few, and most of them {promise.users}.",
         causes=CAUSES[promise.signal],
         actions="Send it one request by hand. If that fails too, hold it out of its pool and restart it; its log says why.",
-        when=f"at least {percent(TRICKLE_SHARE)} of {promise.unit} {promise.word} over 6 h and 1 h; {TRICKLE_BAD} at least",
+        when=f"at least {limit} of {promise.unit} {promise.word} over 6 h and 1 h; {TRICKLE_BAD} at least",
     )
 
 
@@ -176,7 +177,7 @@ def _cases(settings: RuleSettings) -> tuple[Case, ...]:
     twin = Expected(_fast(promises(settings)[0], settings), "7h 12m 0s", "twin", cluster="eu")
     expected = {
         "SLOBurnFast": (*(Expected(_fast(p, settings), "7h 12m 0s", FAST_IN) for p in promises(settings)), twin),
-        "SLOTrickle": tuple(Expected(_trickle(p), "84.21%", TRICKLE_IN) for p in promises(settings)),
+        "SLOTrickle": tuple(Expected(_trickle(p, settings), "84.21%", TRICKLE_IN) for p in promises(settings)),
         "SLOBurnSlow": tuple(Expected(_slow(p, settings), "3d 13h 30m 0s", SLOW_IN) for p in promises(settings)),
     }
     told = tuple(Case("each situation is told once, or not at all", name, inputs, JUDGED_AT, e) for name, e in expected.items())

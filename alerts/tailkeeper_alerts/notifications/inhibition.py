@@ -52,6 +52,10 @@ class Inhibition:
 OF_RULES = 'source=""'
 """Only the rules tell a backend at every level that it has passed; the watchdog tells the one that it is at. Were the watchdog's
 alerts targets here, too, the two sources could silence each other, and nobody would be told."""
+BURN_OF_WATCHDOG = ('source="watchdog"', 'kind="slo_burn"', 'alertname=~"SLO.+"')
+"""Without a burst, which has the name of a bad score and is something else."""
+NOT_LATE = 'signal=""'
+"""Requests that failed; those that are late carry which latency it is."""
 
 INHIBITIONS = (
     Inhibition(
@@ -75,4 +79,7 @@ INHIBITIONS = (
         Side((OF_RULES,)),
         ("alertname", "severity"),
     ),
+    # Likewise one burn, seen by both: of the same signal, or of none on both sides, because late and failed requests are two.
+    Inhibition(Side(BURN_OF_WATCHDOG), Side((OF_RULES,)), ("alertname", "severity", "signal")),
+    Inhibition(Side((*BURN_OF_WATCHDOG, NOT_LATE)), Side((OF_RULES, NOT_LATE)), ("alertname", "severity")),
 )

@@ -211,7 +211,9 @@ def _memory(entity: Entity, taken_s: float) -> dict[str, Reading[float]]:
         return memory_readings(total, used, taken_s) if free.status is Status.ABSENT else _three(total, used, free)
     if total.status is Status.ABSENT:
         reserved = _scaled("memory_used_bytes", entity.get(FB_RESERVED), taken_s, _MIB)
-        total = reading_of("memory_total_bytes", used.value + free.value + (reserved.value or 0.0), taken_s)
+        # A driver that reserves none has no such field; one that cannot be read leaves the total unknown.
+        parts = used.value + free.value + (reserved.value or 0.0)
+        total = reserved if reserved.status is Status.INVALID else reading_of("memory_total_bytes", parts, taken_s)
     if total.value is not None and used.value + free.value > total.value:
         contradiction = invalid("more memory used and free than installed", taken_s)
         return _three(total, contradiction, contradiction)

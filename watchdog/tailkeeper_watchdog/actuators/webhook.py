@@ -3,7 +3,8 @@
 `GET URL/SERVER` tells `{"weight": 0..1, "admission": "serve"|"drain"}` and perhaps more knobs; `PUT` takes the same
 document. A write gets the document, changes only what was asked, and puts it back whole with the fields it does not know:
 one document, so traffic is never let in before its weight is set. Redirects are not followed and proxies of the
-environment are not used: a gateway must not be able to send our credential elsewhere. Nothing is remembered.
+environment are not used: a gateway must not be able to send our credential elsewhere. Nothing is remembered but in which order
+servers were read: of more than the deadline has room for, those that had no turn come first at the next read, a silent one last.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -138,6 +140,16 @@ def server_url(url: str, server: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
+class Late(IntEnum):
+    """Whose turn comes first at the next read, in this order."""
+
+    NO_TURN = 0
+    """The deadline came before its turn, or soon after."""
+    NOT = 1
+    SILENT = 2
+    """It had half of the time and more, and held one of the few calls at once for it: it may hang again."""
+
+
 class WebhookActuator:
     """One address of a webhook gateway. Satisfies ``Actuator``. Certificates are read when its client is made."""
 
@@ -148,6 +160,8 @@ class WebhookActuator:
         self._url = url
         self._http = HttpCalls(auth, ANSWER_LIMIT_BYTES, meanings=MEANINGS)
         self._lock = asyncio.Lock()
+        self._turns: dict[str, tuple[Late, int]] = {}
+        """Of each server of the last read, whether it was late, and its place in the order."""
 
     def supports(self, knob: Knob) -> Support:
         return Support(True) if knob in RULES else Support(False, _why_not(knob))
@@ -157,21 +171,30 @@ class WebhookActuator:
         async with turn(self._lock, self.name, "*", deadline_s) as ends_at:
             # The client has the same bound, but its pool slows down with the number of calls that wait in it.
             gate = asyncio.Semaphore(CALLS_AT_ONCE)
-            found = await asyncio.gather(*(self._state(server, gate, ends_at) for server in servers))
+            in_turn, late = sorted(servers, key=lambda server: self._turns.get(server, (Late.NOT, 0))), dict[str, Late]()
+            found = await asyncio.gather(*(self._state(server, gate, ends_at, late) for server in in_turn))
+        if len(servers) > 1:  # of one alone, as of what was just written, there is no order
+            self._turns = {server: (late.get(server, Late.NOT), place) for place, server in enumerate(in_turn)}
         errors = [answer for answer in found if isinstance(answer, ActuatorError)]
         if errors and len(errors) == len(found):
             raise errors[0]
         doubtful = [ServerState({}, doubt=str(a)) if isinstance(a, ActuatorError) else a for a in found]
-        return {server: state for server, state in zip(servers, doubtful, strict=True) if state is not None}
+        return {server: state for server, state in zip(in_turn, doubtful, strict=True) if state is not None}
 
-    async def _state(self, server: str, gate: asyncio.Semaphore, ends_at: float) -> ServerState | ActuatorError | None:
+    async def _state(
+        self, server: str, gate: asyncio.Semaphore, ends_at: float, late: dict[str, Late]
+    ) -> ServerState | ActuatorError | None:
         """None for a server that the gateway does not know. One that fails or hangs does not spoil the others."""
+        clock = asyncio.get_running_loop().time
+        asked_at, in_time_until = ends_at, ends_at - (ends_at - clock()) / 2
         try:
             async with asyncio.timeout_at(ends_at), gate:
+                asked_at = clock()
                 return state_of(await self._document(server))
         except CallError as error:
             return None if error.kind is ErrorKind.NOT_FOUND else error.of(self.name, server)
         except TimeoutError:
+            late[server] = Late.SILENT if asked_at < in_time_until else Late.NO_TURN
             return ActuatorError(ErrorKind.TIMEOUT, self.name, server, "no answer before the deadline")
 
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:

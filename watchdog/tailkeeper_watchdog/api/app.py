@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -15,6 +15,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from tailkeeper_exporter.otlp.counts import Counts
+from tailkeeper_watchdog import kube_announcer
 from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, slo
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
@@ -77,6 +78,7 @@ class Watched:
     tick_s: float
     insights: Insights
     telemetry: Counts
+    announcers: Sequence[kube_announcer.KubeAnnouncer]
 
     @property
     def names(self) -> frozenset[str]:
@@ -129,8 +131,10 @@ def build_api(
     tick_s: float,
     insights: Insights,
     telemetry: Counts | None = None,
+    announcers: Sequence[kube_announcer.KubeAnnouncer] = (),
 ) -> FastAPI:
-    """The application, without the gate in front of it (``security.Gate``). ``telemetry``: what became of what we send."""
+    """The application, without the gate in front of it (``security.Gate``). ``telemetry`` and ``announcers`` know what became
+    of what we send."""
     trends = Trends()
     # A redirect to the path without its slash would go to whatever host the request names.
     api = FastAPI(
@@ -142,7 +146,8 @@ def build_api(
         responses=DOCUMENTED,
         lifespan=_following(trends, loop),
     )
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, telemetry or Counts())
+    sent = telemetry or Counts()
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers)
     add_handlers(api)
     _add_reads(api, watched)
     _add_baselines(api, watched)
@@ -238,7 +243,7 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     pages = insights.forecast.view(watched.loop.fleet.backends)
     now = () if latest is None else tuple(in_force.finding_series(latest.findings))
     more = (capacity.series(hardware), forecast.series(pages), tuple(series_of(watched.telemetry)))
-    return chain(promises, now, watched.lease_series(), *more)
+    return chain(promises, now, watched.lease_series(), *more, tuple(kube_announcer.series_of(watched.announcers)))
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:

@@ -230,7 +230,7 @@ def _free(hour: _Hour, gpus: tuple[GpuObservation, ...]) -> None:
 
 def _turn(hour: _Hour, seen: BackendObservation | None, now: float, ends: bool) -> None:
     """A minute is over: what its counters say is added, and the next one begins."""
-    after = None if seen is None else counters(seen, now - (seen.age_s or 0.0))
+    after = None if seen is None or seen.age_s is None else counters(seen, now - seen.age_s)
     if hour.began is not None and after is not None:
         _compare(hour.running, hour.began, after)
     hour.began = after

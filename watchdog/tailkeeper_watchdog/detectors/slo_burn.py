@@ -44,7 +44,7 @@ from tailkeeper_watchdog.metrics import (
     BURN_SLOW,
     BURN_TRICKLE,
     TRICKLE_BAD,
-    TRICKLE_SHARE,
+    trickle_share,
 )
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
 from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
@@ -242,7 +242,8 @@ def _raw(seen: BackendObservation | None, slo: Slo) -> tuple[float, ...]:
         return (*_UNKNOWN * len(SIGNALS), float("nan"))
     histograms = seen.histograms
     ttft, itl, e2e = (_late(histograms.get(n), s) for n, s in zip(_BY_SIGNAL, _bounds_s(slo), strict=True))
-    return (*ttft, *itl, *e2e, *_failed(seen), seen.value(_REJECTED) or 0.0)
+    refused = seen.value(_REJECTED)
+    return (*ttft, *itl, *e2e, *_failed(seen), float("nan") if refused is None else refused)
 
 
 def _late(histogram: Histogram | None, bound_s: float) -> tuple[float, float]:
@@ -257,20 +258,18 @@ def _late(histogram: Histogram | None, bound_s: float) -> tuple[float, float]:
 
 
 def _failed(seen: BackendObservation) -> tuple[float, float]:
-    """Unknown where nobody tells which requests failed: an outcome that appears late is no burst of all that ever failed."""
+    """Without those refused. Unknown where nobody tells which requests failed: an outcome that appears late is no burst of all
+    that ever failed."""
     ok, failed = seen.value(_OK), seen.value(_ERROR)
-    if ok is None or failed is None:
-        return _UNKNOWN
-    failed += seen.value(_REJECTED) or 0.0
-    return failed, ok + failed
+    return _UNKNOWN if ok is None or failed is None else (failed, ok + failed)
 
 
 def _rise(before: Counts, after: Counts, has_records: NDArray[np.bool_], ours: NDArray[np.bool_]) -> Counts:
     """What the counters rose by. One that fell begins anew, and what it lost is not known; latencies that records told of
-    are not counted a second time, and what was refused because of us not at all."""
+    are not counted a second time, and what was refused because of us, or is not told at both ends, not at all."""
     change = after - before
     rise, refused = change[:, :WIDTH], change[:, WIDTH:]
-    rise[ours, -2:] -= np.maximum(0.0, refused[ours])
+    rise[:, -2:] += np.where((refused > 0) & ~ours[:, np.newaxis], refused, 0.0)
     bad, counted = rise[:, ::2], rise[:, 1::2]
     good = (bad >= 0) & (bad <= counted) & np.isfinite(counted)
     good[has_records, :-1] = False
@@ -302,7 +301,7 @@ def _over(snapshots: tuple[Snapshot, ...], seconds: float) -> Counts:
 
 def _share(rule: Rule, budget: float) -> float:
     """Of the requests that must be bad. An objective so loose that nobody could burn so fast needs nearly all of them."""
-    return TRICKLE_SHARE if rule.name is Burn.TRICKLE else min(BURN_MOST, rule.rate * budget)
+    return trickle_share(budget) if rule.name is Burn.TRICKLE else min(BURN_MOST, rule.rate * budget)
 
 
 def _goes_on(counts: Counts, share: float) -> NDArray[np.bool_]:

@@ -122,11 +122,11 @@ class ForecastBook:
     def _advance(self, track: _Track, backend: Backend, seen: BackendObservation | None, now: float, *, learn: bool) -> None:
         before_s = track.p99_s if now - track.p99_at <= STEP_S + SLACK_S else None
         track.p99_s = None
-        if seen is None:
+        if seen is None or seen.age_s is None:
             track.marks.clear()
             track.points.clear()
             return
-        track.marks.append(mark(seen, now - (seen.age_s or 0.0)))
+        track.marks.append(mark(seen, now - seen.age_s))
         _remember_memory(track, backend, seen)
         track.p99_s, track.p99_at = _p99_s(track, now), now
         self._mature(track, now, learn=learn)

@@ -49,7 +49,8 @@ def exhaustion(points: Sequence[Point]) -> Exhaustion | None:
         return None
     first, last = points[0], points[-1]
     risen = last.used_ratio - first.used_ratio >= MIN_RISE
-    if not risen and (last.needed_bytes or 0.0) <= (first.needed_bytes or 0.0):
+    needs = None if first.needed_bytes is None or last.needed_bytes is None else last.needed_bytes - first.needed_bytes
+    if not risen and (needs is None or needs <= 0):
         return None  # most backends, most of the time; what follows looks at every pair
     demand = _demand(points)
     values = [p.used_ratio for p in points] if demand is None else demand

@@ -28,7 +28,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, log
-from operator import add
 from typing import Annotated
 
 from pydantic import Field
@@ -88,8 +87,8 @@ class Controller:
 
     arrivals_unix_s: tuple[float, ...] = ()
     """Of its latest requests, by the exporter's clock, in the order in which they were told of."""
-    took_s: tuple[float, ...] = ()
-    """How long each of these took."""
+    took_s: tuple[float | None, ...] = ()
+    """How long each of these took; None is not known."""
     worked_at: float | None = None
     """When a request was last under way or finished."""
     slow_batches: int = 0
@@ -166,7 +165,7 @@ def decide(
 
 def _arrived(controller: Controller, records: Iterable[RequestRecord]) -> Controller:
     """With the arrivals that were told of at this tick."""
-    told = [(r.start_unix_s, r.e2e_s or r.ttft_s or 0.0) for r in records if r.start_unix_s is not None]
+    told = [(r.start_unix_s, r.ttft_s if r.e2e_s is None else r.e2e_s) for r in records if r.start_unix_s is not None]
     if not told:
         return controller
     arrivals = (*controller.arrivals_unix_s, *(at for at, _ in told))[-MAX_ARRIVALS:]
@@ -177,12 +176,13 @@ def gaps_of(controller: Controller) -> list[float]:
     """Seconds between its latest arrivals.
 
     Requests are told of when they end, so of those that came within the longest answer before the last end not all are known:
-    what is missing among them would look like irregular arrivals.
+    what is missing among them would look like irregular arrivals. Where it is not known how long any took, nor is that.
     """
-    if not controller.arrivals_unix_s:
+    known = [(at, took) for at, took in zip(controller.arrivals_unix_s, controller.took_s, strict=True) if took is not None]
+    if not known:
         return []
-    last_end = max(map(add, controller.arrivals_unix_s, controller.took_s))
-    complete_until = last_end - max(controller.took_s) + ROUNDING_S
+    last_end, longest = max(at + took for at, took in known), max(took for _, took in known)
+    complete_until = last_end - longest + ROUNDING_S
     return [after - before for before, after in pairwise(sorted(at for at in controller.arrivals_unix_s if at <= complete_until))]
 
 

@@ -200,16 +200,16 @@ def _shared_out(
     speeds = [speed for seen in working if (speed := _speed(seen, situation, params)) is not None]
     if len(speeds) < 2:
         return []
-    busiest = max(s.running or 0.0 for s in speeds)
-    tell_memory = None not in [s.memory for s in speeds]
-    tell_miss, tell_running = None not in [s.kv_miss for s in speeds], None not in [s.running for s in speeds]
+    running = [s.running for s in speeds if s.running is not None]
+    busiest = max(running) if len(running) == len(speeds) else 0.0
+    tell_memory, tell_miss = None not in [s.memory for s in speeds], None not in [s.kv_miss for s in speeds]
     merits = [
         _merit(
             s,
             composite_load(
                 s.memory if tell_memory else None,
                 s.kv_miss if tell_miss else None,
-                (s.running or 0.0) / busiest if tell_running and busiest > 0 else None,
+                s.running / busiest if s.running is not None and busiest > 0 else None,
             ),
             params,
         )

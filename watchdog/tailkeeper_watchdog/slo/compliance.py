@@ -148,7 +148,9 @@ class SloBook:
                 self._marks.pop(name, None)
                 continue
             before = self._marks.get(name)
-            taken_at = now - (seen.age_s or 0.0)
+            if seen.age_s is None:
+                continue
+            taken_at = now - seen.age_s
             if before is not None and taken_at <= before.at:
                 continue
             self._marks[name] = after = mark(seen, taken_at)

@@ -30,14 +30,17 @@ class Mark:
     at: float
     failed: float | None
     """None where nobody tells which requests failed."""
+    refused: float | None
+    """None where nobody tells what was refused: an engine may tell of failures alone."""
     first_tokens: Histogram | None
     whole: Histogram | None
 
 
 def mark(seen: BackendObservation, at: float) -> Mark:
-    errors = seen.value(_ERROR)
-    failed = None if errors is None else errors + (seen.value(_REJECTED) or 0.0)
-    return Mark(at, failed, seen.histograms.get(catalog.TTFT.name), seen.histograms.get(catalog.LATENCY.name))
+    histograms = seen.histograms
+    return Mark(
+        at, seen.value(_ERROR), seen.value(_REJECTED), histograms.get(catalog.TTFT.name), histograms.get(catalog.LATENCY.name)
+    )
 
 
 def between(before: Mark, after: Mark, of: Tier) -> Counts:
@@ -48,10 +51,16 @@ def between(before: Mark, after: Mark, of: Tier) -> Counts:
     if before.failed is not None and after.failed is not None:
         if after.failed < before.failed:
             return NOTHING
-        failed = Counts(after.failed - before.failed)
+        failed = Counts(after.failed - before.failed + _refused(before.refused, after.refused))
     if after.first_tokens is not None:
         return failed + _rise(before.first_tokens, after.first_tokens, of.limit_s, of.discomfort_s)
     return failed + _rise(before.whole, after.whole, of.whole_limit_s, of.whole_discomfort_s)
+
+
+def _refused(before: float | None, after: float | None) -> float:
+    """What is known to have been refused. A count that appears late is that of all time, and no burst; one that fell lost what
+    it had."""
+    return 0.0 if before is None or after is None else max(0.0, after - before)
 
 
 def _rise(before: Histogram | None, after: Histogram | None, limit_s: float, discomfort_s: float) -> Counts:
