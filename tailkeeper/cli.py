@@ -217,6 +217,22 @@ def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str
     return documents(receivers, config)
 
 
+@app.command()
+def init(
+    prometheus: Annotated[str | None, typer.Option(metavar="URL", help="Ask this Prometheus what it scrapes, too.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write; it must not exist.")] = Path("tailkeeper.yaml"),
+) -> None:
+    """Find engines and gateways here and in a Prometheus, and write a commented configuration in observe mode."""
+    from tailkeeper.init import InitError, Wanted, run
+
+    try:
+        lines = run(Wanted.of(prometheus, out), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
+    except InitError as error:
+        fail(error.code, str(error))
+    for line in lines:
+        typer.echo(line)
+
+
 @app.command("notify-test")
 def notify_test(
     config: ConfigFile,

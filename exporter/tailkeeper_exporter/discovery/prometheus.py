@@ -81,7 +81,7 @@ TARGETS_QUERY = "count by (instance, job) (up)"
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class EngineSeen:
     """What one target's series say."""
 
     engine: str
@@ -94,7 +94,7 @@ class PrometheusLister:
     def __init__(self, settings: PrometheusDiscovery, clients: Clients | None = None) -> None:
         self._settings = settings
         self._clients = clients or Clients()
-        self._known: dict[Target, _Engine] = {}
+        self._known: dict[Target, EngineSeen] = {}
         """Of the last good listing."""
 
     async def list(self, deadline_s: float) -> Listing:
@@ -110,11 +110,11 @@ class PrometheusLister:
             raise DiscoveryError(str(error)) from error
         if len(self._known) > MAX_TARGETS:
             raise DiscoveryError(f"{url}: more than {MAX_TARGETS} engines; name the part to watch in another way")
-        return _listing(self._known)
+        return listing_of(self._known)
 
     async def _hung(
         self, client: httpx.AsyncClient, headers: Mapping[str, str], missing: set[Target], deadline_s: float
-    ) -> dict[Target, _Engine]:
+    ) -> dict[Target, EngineSeen]:
         """Of those that have no series any more, the ones that are targets still."""
         if not missing:
             return {}
@@ -156,7 +156,7 @@ def _target(row: Mapping[str, str]) -> Target:
     return row.get("instance", ""), row.get("job", "")
 
 
-def engines_in(rows: Iterable[Mapping[str, str]]) -> dict[Target, _Engine]:
+def engines_in(rows: Iterable[Mapping[str, str]]) -> dict[Target, EngineSeen]:
     """What runs on each target. Of two engines on one target the one whose line in ``ENGINES`` is first counts."""
     table, order = engines_by_name(), [engine.name for engine in ENGINES]
     names: dict[Target, str] = {}
@@ -170,15 +170,16 @@ def engines_in(rows: Iterable[Mapping[str, str]]) -> dict[Target, _Engine]:
             names[target] = engine
         model = next((row[label] for label in engine_named(engine).model_labels if row.get(label)), None)
         models.setdefault((target, engine), {}).update({} if model is None else {model: None})
-    return {target: _Engine(engine, tuple(models[target, engine])) for target, engine in sorted(names.items())}
+    return {target: EngineSeen(engine, tuple(models[target, engine])) for target, engine in sorted(names.items())}
 
 
-def _listing(known: Mapping[Target, _Engine]) -> Listing:
+def listing_of(known: Mapping[Target, EngineSeen]) -> Listing:
+    """A backend for each target, with its addresses. The list says what could not be one."""
     notes: list[str] = []
     return Listing(tuple(_backends(known, notes)), few(notes))
 
 
-def _backends(known: Mapping[Target, _Engine], notes: list[str]) -> Iterator[Found]:
+def _backends(known: Mapping[Target, EngineSeen], notes: list[str]) -> Iterator[Found]:
     # Two jobs that scrape one instance are one backend: the registry keeps the first of one URL.
     for (instance, job), engine in sorted(known.items()):
         try:
