@@ -84,14 +84,17 @@ class Answer:
 
 
 class Asker:
-    """Asks one server. ``key`` is where its ``auth`` stands in the configuration, for sentences. Close it at the end."""
+    """Asks one server, one question at a time. Use it as a context manager."""
 
-    def __init__(self, url: str, auth: Auth, clients: Clients, extra: Mapping[str, str] | None = None) -> None:
-        """Raises AskError where a file of ``auth`` cannot be used. ``extra`` are headers that were read already."""
+    def __init__(
+        self, url: str, auth: Auth, clients: Clients, extra: Mapping[str, str] | None = None, also: tuple[str, ...] = ()
+    ) -> None:
+        """Raises AskError where a file of ``auth`` cannot be used. ``extra`` are headers that were read already, ``also`` other
+        addresses of the same server."""
         self.url = url
         try:
             self._headers = {**auth_headers(auth), **(extra or {})}
-            self._client = clients.client_for((url,), auth, url)
+            self._client = clients.client_for((url, *also), auth, url)
         except CredentialError as error:
             raise AskError(Trouble.CREDENTIAL, f"cannot be asked: {error}") from None
         self._clock: Clock | None = None
@@ -122,6 +125,10 @@ class Asker:
     ) -> Answer:
         """What stands at ``path``, which begins with a slash or is empty. Raises AskError for everything but status 200."""
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
+        return await self.get_url(url, deadline_s, max_bytes, accept)
+
+    async def get_url(self, url: str, deadline_s: float, max_bytes: int = MAX_BYTES, accept: str | None = None) -> Answer:
+        """As ``get``, at any address of the server."""
         self._clock, self._sent_s = None, time.time()
         headers = self._headers if accept is None else {**self._headers, "accept": accept}
         try:

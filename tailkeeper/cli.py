@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from functools import partial
@@ -233,6 +234,24 @@ def init(
         typer.echo(line)
 
 
+@app.command()
+def doctor(
+    config: ConfigFile,
+    prometheus: Annotated[str | None, typer.Option(metavar="URL", help="Check this Prometheus, too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: every check and every finding.")] = False,
+) -> None:
+    """Check every connection of the file, end to end, and say what to do. Changes nothing. Exit 1 where something is wrong."""
+    from tailkeeper.doctor.command import ProgressLine, run
+
+    loaded = _load(config)
+    try:
+        said, wrong = run(loaded, str(config), prometheus, as_json, ProgressLine(sys.stderr))
+    except ValueError as error:
+        fail(USAGE, f"--prometheus: {error} (given: {prometheus!r})")
+    typer.echo(said)
+    raise typer.Exit(FAILED if wrong else 0)
+
+
 @app.command("notify-test")
 def notify_test(
     config: ConfigFile,
@@ -264,7 +283,8 @@ def status(
         fleet = fetch_fleet(url)
     except (OSError, ValueError) as error:
         fail(FAILED, f"{url}: {error}")
-    typer.echo(json.dumps(fleet, indent=2) if as_json else fleet_table(fleet))
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 200
+    typer.echo(json.dumps(fleet, indent=2) if as_json else fleet_table(fleet, width))
 
 
 @app.command("release-all")

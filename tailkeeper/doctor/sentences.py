@@ -1,0 +1,46 @@
+"""Findings that several checks have in common: a server that cannot be asked, a clock that differs. Pure."""
+
+from __future__ import annotations
+
+from tailkeeper.asking import AskError, Clock, Trouble
+from tailkeeper.doctor.findings import Finding, Mistake, Severity
+
+MAX_SKEW_S = 2.0
+"""A `Date` header counts whole seconds, and NTP keeps clocks within milliseconds: more than this is no measuring error."""
+
+
+def unreachable(error: AskError, mistake: Mistake, key: str, url: str, who: str, auth: str, backend: str = "") -> Finding:
+    """``key`` is the path of the URL, ``auth`` that of its credentials, ``who`` names the kind of server in sentences."""
+    what = f"{url} {error}"
+    match error.trouble:
+        case Trouble.CREDENTIAL:
+            return Finding(Mistake.TOKEN_MISSING, auth, what, "put the credential into that file, on one line", backend=backend)
+        case Trouble.DENIED:
+            do = f"put a token that {who} accepts into a file, and name it in {auth}"
+            return Finding(Mistake.TOKEN_MISSING, auth, what, do, backend=backend)
+        case Trouble.TLS:
+            files = auth.replace(".api_key_file", ".auth")
+            do = f"name its certificate's authority in {files}.ca_file; where it asks for yours, cert_file and key_file, too"
+            return Finding(Mistake.TLS_FAILED, key, what, do, backend=backend)
+        case Trouble.NO_SUCH_HOST:
+            do = f"correct the name in {key}; inside compose or Kubernetes it is the service's name, outside it is not"
+        case Trouble.REFUSED:
+            do = f"start {who}, or correct host and port in {key}; in a container 127.0.0.1 is the container itself"
+        case Trouble.SILENT:
+            do = f"look whether {who} is stuck, or a firewall or network policy drops the packets; then correct {key}"
+        case Trouble.STATUS:
+            do = f"correct {key}: something answers there, and not as {who} does"
+        case _:
+            do = f"correct {key}: is the port {who}'s, and is it http or https there?"
+    return Finding(mistake, key, what, do, backend=backend)
+
+
+def skewed(clock: Clock | None, where: str, who: str, severity: Severity = Severity.WARNING, backend: str = "") -> list[Finding]:
+    """Nothing where the clocks agree, or theirs is not told."""
+    ahead = 0.0 if clock is None else clock.ahead_s
+    if abs(ahead) <= MAX_SKEW_S:
+        return []
+    direction = "ahead of" if ahead > 0 else "behind"
+    what = f"the clock of {who} is at least {abs(ahead):.0f} s {direction} this machine's"
+    do = "let NTP (chrony, systemd-timesyncd) keep both clocks; `timedatectl` says which one is wrong"
+    return [Finding(Mistake.CLOCK_SKEW, where, what, do, severity, backend)]
