@@ -75,8 +75,9 @@ def _not_scraped(
             continue
         instances = {place(url) for url in (backend.url, backend.metrics_url) if url is not None}
         values = [ups[instance] for instance in instances if instance in ups]
-        if values and max(values) == 1:
-            continue
+        waits = not values and any(target.instance in instances and target.well for target in targets or ())
+        if waits or (values and max(values) == 1):
+            continue  # a target that was not scraped yet is neither up nor down
         found.append(_one(server, backend, sorted(instances), bool(values), targets))
     return found
 
