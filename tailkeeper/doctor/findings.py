@@ -40,6 +40,7 @@ class Mistake(StrEnum):
     GATEWAY_UNREADABLE = "gateway-unreadable"
     GATEWAY_SERVER_UNKNOWN = "gateway-server-unknown"
     GATEWAY_CANNOT = "gateway-cannot"
+    GATEWAY_IN_DOUBT = "gateway-in-doubt"
     REPLICAS_DIFFER = "replicas-differ"
     GATEWAY_UNUSED = "gateway-unused"
     NO_GATEWAY = "no-gateway"

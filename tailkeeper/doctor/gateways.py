@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
 from tailkeeper.doctor.rights import may, names, user
-from tailkeeper_watchdog.actuators import build_actuator
+from tailkeeper_watchdog.actuators import build_looker
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState
 from tailkeeper_watchdog.actuators.haproxy import ask, parse_servers_state
@@ -35,14 +35,14 @@ class Named:
 
 async def check_gateway(gateway: Gateway, path: str, named: tuple[Named, ...]) -> Findings:
     """``path`` is the gateway's in the file, `gateways.0`."""
-    actuator = build_actuator(gateway)
+    actuator = build_looker(gateway)
     try:
         states = await actuator.read(tuple(dict.fromkeys(n.server for n in named)), READ_S)
     except ActuatorError as error:
         return _not_read(gateway, path, error)
     finally:
         await actuator.close()
-    found = [*_unknown(named, states, await _known_names(gateway)), *_of_states(named, states)]
+    found = [*_unknown(named, states, await _known_names(gateway)), *_of_states(named, states, _replicas(gateway))]
     return found + await _rights(gateway, path)
 
 
@@ -139,15 +139,26 @@ def _meant(server: str, known: tuple[str, ...]) -> str:
     return "write the server as the gateway's own configuration does; docs/gateways.md says what a name is for each kind"
 
 
-def _of_states(named: Iterable[Named], states: Mapping[str, ServerState]) -> Findings:
+_DOUBTS = {
+    True: (Mistake.REPLICAS_DIFFER, "make the replicas alike; until then no change counts as done"),
+    False: (Mistake.GATEWAY_IN_DOUBT, "look into it at the gateway; until then no change there counts as done"),
+}
+"""Of a gateway with replicas and of one without."""
+
+
+def _replicas(gateway: Gateway) -> bool:
+    return bool(getattr(gateway, "replicas", ()))
+
+
+def _of_states(named: Iterable[Named], states: Mapping[str, ServerState], replicated: bool) -> Findings:
     found: Findings = []
     for n in named:
         state = states.get(n.server)
         if state is None:
             continue
         if state.doubt:
-            do = "make the replicas alike; until then no change counts as done"
-            found.append(Finding(Mistake.REPLICAS_DIFFER, n.key, state.doubt, do, Severity.WARNING, n.backend))
+            mistake, do = _DOUBTS[replicated]
+            found.append(Finding(mistake, n.key, state.doubt, do, Severity.WARNING, n.backend))
         for knob, why in state.cannot.items():
             what = f"{knob.value} cannot be turned: {why}"
             do = "nothing, where no policy needs it here; else see docs/gateways.md"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
@@ -236,8 +237,6 @@ async def test_a_key_file_that_holds_no_key_is_told_without_its_content(fleet: F
 
 async def test_a_clock_that_is_a_minute_behind_is_told(fleet: Fleet) -> None:
     async def late(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        import time
-
         await reply(200, "", f"date: {formatdate(time.time() - 60, usegmt=True)}")(seen, writer)
 
     fleet.engine.health = late
@@ -269,6 +268,41 @@ async def test_a_gateway_that_wants_a_token_is_told_at_its_auth(fleet: Fleet) ->
 async def test_a_gateway_that_is_not_there_is_told(fleet: Fleet) -> None:
     fleet.document["gateways"][0]["url"] = f"http://127.0.0.1:{free_port()}"
     assert (await fleet.found())[Mistake.GATEWAY_UNREACHABLE].where == "gateways.0"
+
+
+async def test_something_else_than_a_gateway_is_told(fleet: Fleet) -> None:
+    async with serving_raw(HTML) as server:
+        fleet.document["gateways"][0]["url"] = server.url
+        assert (await fleet.found())[Mistake.GATEWAY_UNREADABLE].where == "gateways.0"
+
+
+async def test_a_server_in_doubt_is_told(fleet: Fleet) -> None:
+    async with serving_raw(routes({"/is_paused": reply(200, {"is_paused": True}), "/is_sleeping": reply(404)})) as server:
+        fleet.document["gateways"] = [{"name": "edge", "kind": "engine"}]
+        fleet.backend["gateway"] = {"name": "edge", "server": server.url}
+        finding = (await fleet.found())[Mistake.GATEWAY_IN_DOUBT]
+    assert (finding.backend, finding.where) == ("a", "backends.0.gateway.server")
+    assert "paused" in finding.what
+
+
+@pytest.mark.parametrize("has_window", [True, False])
+async def test_triton_is_looked_at_and_nothing_is_tried_there(fleet: Fleet, has_window: bool) -> None:
+    """A knob that the model has not is told. Whether models may be loaded would have to be tried, so it is not asked."""
+    config = {"name": "a"} | ({"dynamic_batching": {"max_queue_delay_microseconds": 1000}} if has_window else {})
+    pages = {"/v2/models/a/config": reply(200, config), "/v2/models/a/ready": reply(200)}
+    async with serving_raw(routes(pages)) as server:
+        fleet.document["gateways"] = [{"name": "edge", "kind": "triton", "url": server.url}]
+        fleet.backend["gateway"] = {"name": "edge", "server": "a"}
+        found = await fleet.found()
+        assert {request.method for request in server.requests} == {"GET"}
+    assert (Mistake.GATEWAY_CANNOT in found) is not has_window
+
+
+async def test_replicas_that_differ_are_told(fleet: Fleet) -> None:
+    with webhook_gateway({"a": {**NORMAL, "weight": 0.5}}) as other:
+        fleet.document["gateways"][0]["replicas"] = [other.url]
+        finding = (await fleet.found())[Mistake.REPLICAS_DIFFER]
+    assert "weight differs" in finding.what
 
 
 async def test_a_haproxy_socket_that_is_not_there_or_is_none_is_told(fleet: Fleet, tmp_path: Path) -> None:
@@ -327,6 +361,40 @@ async def test_an_exporter_of_this_file_that_does_not_run_yet_is_only_a_warning(
     assert finding.severity is Severity.WARNING
     fleet.document["watchdog"]["source"]["urls"] = [f"http://127.0.0.1:{free_port()}"]
     assert (await fleet.found())[Mistake.EXPORTER_UNREACHABLE].severity is Severity.WRONG
+
+
+@pytest.mark.parametrize(
+    ("rules", "mistakes"),
+    [
+        ([], {Mistake.RULES_NOT_LOADED}),
+        ([{"name": "TelemetryLost", "type": "alerting", "health": "ok"}], set()),
+        ([{"name": "TelemetryLost", "type": "alerting", "health": "err", "lastError": "boom"}], {Mistake.RULES_FAIL}),
+    ],
+)
+async def test_rules_that_are_not_loaded_or_fail_are_told(fleet: Fleet, rules: list[Any], mistakes: set[Mistake]) -> None:
+    def data(found: object) -> Handler:
+        return reply(200, {"status": "success", "data": found})
+
+    row = {"metric": {"instance": fleet.engine.url.removeprefix("http://")}, "value": [0, "1"]}
+    vector = data({"resultType": "vector", "result": [row]})
+    now = data({"resultType": "scalar", "result": [0, str(time.time())]})
+
+    async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        path = seen.path.partition("?")[0]
+        query = now if "time%28%29" in seen.path else vector
+        answers = {"/api/v1/query": query, "/api/v1/rules": data({"groups": [{"rules": rules}]})}
+        await answers.get(path, reply(404))(seen, writer)
+
+    async with serving_raw(serve) as server:
+        fleet.document["watchdog"]["source"] = {"kind": "prometheus", "url": server.url}
+        assert set(await fleet.found()) == mistakes
+
+
+async def test_a_prometheus_that_is_not_there_or_is_none_is_told(fleet: Fleet) -> None:
+    async with serving_raw(HTML) as server:
+        for url in (server.url, f"http://127.0.0.1:{free_port()}"):
+            fleet.document["watchdog"]["source"] = {"kind": "prometheus", "url": url}
+            assert (await fleet.found())[Mistake.PROMETHEUS_UNREACHABLE].where == "watchdog.source.url"
 
 
 # People
@@ -435,6 +503,12 @@ async def test_services_beside_that_do_not_answer_are_told(fleet: Fleet, tmp_pat
     assert found >= {Mistake.KV_SERVICE_FAILING, Mistake.COLLECTOR_UNREACHABLE}
     assert found & {Mistake.DISCOVERY_EMPTY, Mistake.DISCOVERY_FAILING}
     assert "secret" not in f"{report}"
+
+
+async def test_a_lease_without_a_way_into_the_cluster_is_told(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text("{}")
+    fleet.document["watchdog"]["leader"] = {"namespace": "llm", "kubeconfig": str(tmp_path / "kubeconfig")}
+    assert (await fleet.found())[Mistake.KUBERNETES_NO_ACCESS].where == "watchdog.leader"
 
 
 async def test_a_file_without_backends_is_told(fleet: Fleet) -> None:

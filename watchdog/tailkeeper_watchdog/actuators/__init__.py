@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tailkeeper_watchdog.actuators import (
     consul,
@@ -39,9 +40,20 @@ ACTUATORS: Mapping[str, Callable[[Gateway], Actuator]] = {
 }
 
 
+LOOKERS: Mapping[str, Callable[[Gateway], Actuator]] = {
+    kind.KIND: partial(kind.create, looks_only=True) for kind in (consul, triton, sglang_router, vllm_router)
+}
+"""The kinds of which a ``read`` does more than to look: renews a session, tries whether a load is allowed, forgets a note."""
+
+
+def build_looker(settings: Gateway) -> Actuator:
+    """As ``build_actuator``, for somebody who only looks beside a watchdog: its ``read`` leaves everything as it is."""
+    return {**ACTUATORS, **LOOKERS}[settings.kind](settings)
+
+
 def build_actuator(settings: Gateway) -> Actuator:
     """The actuator for one entry of `gateways`. Opens nothing; raises KeyError for a kind without an actuator."""
     return ACTUATORS[settings.kind](settings)
 
 
-__all__ = ["ACTUATORS", "Actuator", "build_actuator"]
+__all__ = ["ACTUATORS", "Actuator", "build_actuator", "build_looker"]

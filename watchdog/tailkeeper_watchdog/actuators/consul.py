@@ -103,17 +103,19 @@ class ConsulActuator:
 
     kind = KIND
 
-    def __init__(self, name: str, url: str, auth: Auth, session_ttl_s: float) -> None:
+    def __init__(self, name: str, url: str, auth: Auth, session_ttl_s: float, looks_only: bool = False) -> None:
         self.name = name
         self._http = JsonHttp(url, auth, ANSWER_LIMIT_BYTES)
         self._sessions = Sessions(self._http, name, session_ttl_s)
+        self._looks_only = looks_only
         self._lock = asyncio.Lock()
 
     def supports(self, knob: Knob) -> Support:
         return Support(True) if knob in FEATURES else Support(False, WHY_NOT)
 
     async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
-        """A server whose keys cannot be had is given with no values and the reason as its doubt. Renews our sessions."""
+        """A server whose keys cannot be had is given with no values and the reason as its doubt. Renews our sessions, unless it
+        only looks: what a dead watchdog has written must run out."""
         known = [server for server in servers if _SERVER.fullmatch(server)]
         async with turn(self._lock, self.name, "*", deadline_s) as ends_at:
             gate = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -121,7 +123,7 @@ class ConsulActuator:
             errors = [answer for answer in found.values() if isinstance(answer, ActuatorError)]
             if errors and len(errors) == len(found):
                 raise errors[0]
-            problems = await self._renewed(found, ends_at)
+            problems = {} if self._looks_only else await self._renewed(found, ends_at)
         return {server: _read_state(answer, problems) for server, answer in found.items()}
 
     async def _safely(self, server: str, gate: asyncio.Semaphore, ends_at: float) -> Entries | ActuatorError:
@@ -218,8 +220,8 @@ def _read_state(answer: Entries | ActuatorError, problems: Mapping[str, str]) ->
     return ServerState(state.values, state.in_service, doubt=doubt)
 
 
-def create(settings: Gateway) -> Actuator:
+def create(settings: Gateway, looks_only: bool = False) -> Actuator:
     """Raises TypeError for another gateway's settings."""
     if not isinstance(settings, ConsulGateway):
         raise TypeError(f"{KIND} cannot be made from {type(settings).__name__}")
-    return ConsulActuator(settings.name, settings.url, settings.auth, settings.session_ttl_s)
+    return ConsulActuator(settings.name, settings.url, settings.auth, settings.session_ttl_s, looks_only)

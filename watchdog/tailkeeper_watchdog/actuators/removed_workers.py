@@ -34,10 +34,14 @@ class Removed:
 
 
 class RemovedWorkers:
-    """The file of one gateway, shared by its replicas: each has a part of its own, by its address."""
+    """The file of one gateway, shared by its replicas: each has a part of its own, by its address.
 
-    def __init__(self, path: Path) -> None:
+    With ``looks_only`` nothing is forgotten: the file is then another process's, which keeps it.
+    """
+
+    def __init__(self, path: Path, looks_only: bool = False) -> None:
         self._path = path
+        self._looks_only = looks_only
         self._lock = threading.Lock()
 
     def of(self, address: str) -> dict[str, Removed]:
@@ -54,6 +58,8 @@ class RemovedWorkers:
 
     def forget(self, address: str, urls: Collection[str]) -> None:
         """Raises CallError(REFUSED)."""
+        if self._looks_only:
+            return
         with self._lock:
             parts = self._load()
             kept = {url: removed for url, removed in parts.get(address, {}).items() if url not in urls}

@@ -148,14 +148,14 @@ class TritonActuator:
 
     kind = KIND
 
-    def __init__(self, name: str, url: str, auth: Auth, pace: Pace = PACE) -> None:
+    def __init__(self, name: str, url: str, auth: Auth, pace: Pace = PACE, looks_only: bool = False) -> None:
         self.name = name
         self._url = url
         self._pace = pace
         self._http = HttpCalls(auth, ANSWER_LIMIT_BYTES)
         self._models: dict[str, _Model] = {}
-        self._loads: tuple[bool, float] | None = None
-        """Whether models can be loaded here, and when that was asked."""
+        self._loads: tuple[bool, float] | None = (True, math.inf) if looks_only else None
+        """Whether models can be loaded here, and when that was asked, which is a try; who only looks takes it for granted."""
         self._asking = asyncio.Lock()
         self._lock = asyncio.Lock()
 
@@ -329,8 +329,10 @@ class TritonActuator:
         await self._http.close()
 
 
-def create(settings: Gateway) -> Actuator:
+def create(settings: Gateway, looks_only: bool = False) -> Actuator:
     """Raises TypeError for another gateway's settings."""
     if not isinstance(settings, TritonGateway):
         raise TypeError(f"triton cannot be made from {type(settings).__name__}")
-    return replicated(settings.name, (settings.url, *settings.replicas), partial(TritonActuator, auth=settings.auth))
+    return replicated(
+        settings.name, (settings.url, *settings.replicas), partial(TritonActuator, auth=settings.auth, looks_only=looks_only)
+    )

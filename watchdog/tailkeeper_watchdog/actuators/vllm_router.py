@@ -79,11 +79,11 @@ def _one(name: str, url: str, auth: Auth, removed: RemovedWorkers) -> Actuator:
     return MembershipActuator(name, KIND, url, VllmRouter(url, auth), removed, WHY_NOT)
 
 
-def create(settings: Gateway) -> Actuator:
+def create(settings: Gateway, looks_only: bool = False) -> Actuator:
     """Raises TypeError for another gateway's settings, ValueError where nobody says where removed workers are noted."""
     if not isinstance(settings, VllmRouterGateway):
         raise TypeError(f"{KIND} cannot be made from {type(settings).__name__}")
     if settings.removed_file is None:
         raise ValueError(f"gateway {settings.name}: needs removed_file, where the workers that are taken out are noted")
-    one = partial(_one, auth=settings.auth, removed=RemovedWorkers(settings.removed_file))
+    one = partial(_one, auth=settings.auth, removed=RemovedWorkers(settings.removed_file, looks_only))
     return replicated(settings.name, (settings.url, *settings.replicas), one)
