@@ -128,4 +128,7 @@ def test_no_link_of_the_readme_is_relative_once_it_is_on_an_index() -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     assert PYPROJECT["project"]["version"] == __version__
-    assert set(re.findall(r"tailkeeper/(?:watchdog|exporter):(\S+)", (ROOT / "docker-compose.yml").read_text())) == {__version__}
+    deployed = [ROOT / "docker-compose.yml", ROOT / "docs/kubernetes.md", *(ROOT / "deploy").rglob("*.yaml")]
+    images = {found for file in deployed for found in re.findall(r"tailkeeper/(?:watchdog|exporter):([\w.-]+)", file.read_text())}
+    chart = yaml.safe_load((ROOT / "deploy/helm/tailkeeper/Chart.yaml").read_text())
+    assert images | {chart["version"], chart["appVersion"]} == {__version__}
