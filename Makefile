@@ -8,7 +8,7 @@ HARNESS := tools/board_harness
 PAGE := $(HARNESS)/dist/main.js
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate board-harness boards fuzz soak compose-check bench clean
+.PHONY: help demo test unit check generate board-harness boards fuzz soak compose-check bench release-check clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,9 @@ bench: $(READY) ## The project's own benchmarks, as JSON.
 	@$(BIN)/tailkeeper bench loop
 	@$(BIN)/tailkeeper bench tap
 	@$(BIN)/tailkeeper bench drift --json
+
+release-check: ## Build, check, install and run what would be published, into dist/ with its SBOM. Two to five minutes; publishes nothing.
+	@$(PYTHON) tools/release_check.py $(ARGS)
 
 clean: ## Remove the environment and caches.
 	rm -rf $(HARNESS)/node_modules $(HARNESS)/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

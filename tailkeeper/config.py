@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tailkeeper.backends import compose, gateway_problems, merged, with_servers
+from tailkeeper.config_version import CURRENT, wrong_version
 from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings, is_same_server
 from tailkeeper_watchdog.gateways import Gateway, RouterGateway, TapGateway
 from tailkeeper_watchdog.settings import (
@@ -51,6 +52,8 @@ class ConfigError(Exception):
 class Config(Settings):
     """The whole file."""
 
+    version: Annotated[int, Field(ge=CURRENT, le=CURRENT)] = CURRENT
+    """The format that the file is written in; looked at before anything else in it."""
     slo: SloSettings = SloSettings()
     backends: Annotated[tuple[WatchedBackend, ...], Field(max_length=MAX_BACKENDS)] = ()
     defaults: dict[str, Any] = Field(default_factory=dict)
@@ -250,6 +253,8 @@ def parse(document: Any) -> Config:
         document = {}
     if not isinstance(document, dict):
         raise ConfigError([f"the file must hold keys and values, not {type(document).__name__}; see docs/configuration.md"])
+    if (problem := wrong_version(document)) is not None:
+        raise ConfigError([problem])  # alone: in another format every other complaint would mislead
     try:
         return Config.model_validate(_with_defaults(document))
     except ValidationError as error:
