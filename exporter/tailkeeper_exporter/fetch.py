@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tailkeeper_exporter.page import MAX_BYTES, PageError, Reason
+from tailkeeper_exporter.tls import TlsCode, causes, tls_trouble
 
 ACCEPT = "text/plain;version=0.0.4;charset=utf-8, */*;q=0.1"
 MAX_REDIRECTS = 3
@@ -37,7 +38,7 @@ class FetchError(PageError):
 
     ``status`` is the HTTP status where one came. ``accepted`` says that the request was sent on a connection, ``answered``
     that at least the head of an answer came back, ``body`` holds the beginning of an answer that is not 200, ``received``
-    counts the bytes that were read in vain.
+    counts the bytes that were read in vain, ``tls`` says why a handshake failed.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FetchError(PageError):
         body: bytes = b"",
         retry_after: str | None = None,
         received: int = 0,
+        tls: TlsCode | None = None,
     ) -> None:
         super().__init__(reason, detail)
         self.status = status
@@ -59,10 +61,18 @@ class FetchError(PageError):
         self.body = body
         self.retry_after = retry_after
         self.received = received
+        self.tls = tls
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a credential or a certificate is at fault; then ``detail`` says it, and the body may quote what was sent."""
+        return self.tls is not None or self.status in (401, 403)
 
     @property
     def code(self) -> str:
-        """The reason for people and for ``/healthz``: ``timeout``, ``refused``, ``http_503`` …; bounded."""
+        """The reason for people and for ``/healthz``: ``timeout``, ``refused``, ``http_503``, ``tls_expired`` …; bounded."""
+        if self.tls is not None:
+            return self.tls.value
         return self.reason.value if self.status is None else http_code(self.status)
 
 
@@ -129,6 +139,9 @@ class translated:  # noqa: N801  a context manager that reads like a word where 
 
 
 def _translate(error: BaseException, progress: Progress) -> FetchError:
+    trouble = tls_trouble(error)
+    if trouble is not None:
+        return FetchError(Reason.TLS, trouble.sentence, accepted=progress.accepted, tls=trouble.code)
     reason, detail = _reason_of(error, progress)
     return FetchError(reason, detail, accepted=progress.accepted, answered=progress.answered)
 
@@ -137,20 +150,11 @@ def _reason_of(error: BaseException, progress: Progress) -> tuple[Reason, str]:
     if isinstance(error, (TimeoutError, httpx.TimeoutException)):
         where = "while reading the answer" if progress.answered else "no answer" if progress.accepted else "no connection"
         return Reason.TIMEOUT, where
-    if any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes(error)):
         return Reason.REFUSED, ""
     if isinstance(error, httpx.RemoteProtocolError) and progress.answered:
         return Reason.TRUNCATED, "the connection closed before the announced end"
     return Reason.CONNECTION, type(error).__name__
-
-
-def _causes(error: BaseException | None, depth: int = 6) -> Iterator[BaseException]:
-    """The error and what it was raised from; the socket's own error lies up to four levels down."""
-    if error is None or depth == 0:
-        return
-    yield error
-    for inner in (*getattr(error, "exceptions", ()), error.__cause__ or error.__context__):
-        yield from _causes(inner, depth - 1)
 
 
 async def _follow(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], max_bytes: int, progress: Progress) -> Fetched:
@@ -212,9 +216,10 @@ async def status_error(response: httpx.Response) -> FetchError:
         body += chunk[: MAX_ERROR_BYTES - len(body)]
         if len(body) >= MAX_ERROR_BYTES:
             break
+    ours = response.status_code in (401, 403)
     return FetchError(
         Reason.HTTP_STATUS,
-        f"HTTP {response.status_code}",
+        f"HTTP {response.status_code}" + (": the credential is not accepted; check auth, or api_key_file" if ours else ""),
         status=response.status_code,
         accepted=True,
         answered=True,

@@ -20,6 +20,7 @@ from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.native_pages import NativePages, Rows
 from tailkeeper_watchdog.collect.observe import WANTED, observe
+from tailkeeper_watchdog.collect.prometheus_client import words_of
 from tailkeeper_watchdog.collect.series import OURS, key_of
 
 
@@ -70,7 +71,7 @@ class PrometheusSource:
         except TimeoutError:
             return f"{self._url} did not answer within {deadline_s:g} s"
         except Exception as error:  # whatever the client library raises is one fact: nothing could be read
-            return f"{self._url}: {type(error).__name__}: {str(error)[:300]}"
+            return f"{self._url}: {words_of(error)}"
         wall, monotonic = time.time(), time.monotonic()
         taken_at = {
             _labels(row).get("backend", ""): monotonic - max(0.0, wall - at) for row in times if (at := _value(row)) is not None
