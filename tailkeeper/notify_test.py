@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from tailkeeper.ending import FAILED, USAGE
-from tailkeeper_exporter.tls import tls_trouble
+from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
 from tailkeeper_watchdog.alert_terms import NONE, WATCHDOG_LABELS
@@ -209,15 +209,15 @@ def _call(test: Trial, send: Callable[[], httpx.Response]) -> httpx.Response:
     try:
         answer = send()
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_why(error)}") from None
+        raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_why(error, test.url.startswith('https:'))}") from None
     if answer.status_code < 300:
         return answer
     raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_refusal(answer)}")
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, over_tls: bool) -> str:
     text = str(error) or type(error).__name__
-    trouble = tls_trouble(error)
+    trouble = BROKEN if over_tls and isinstance(error, (httpx.ReadError, httpx.WriteError)) else tls_trouble(error)
     if trouble is not None:
         return f"TLS: {trouble.sentence}".replace(" auth.", " watchdog.alertmanager.auth.")
     if isinstance(error, httpx.TimeoutException):

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tailkeeper_exporter.page import MAX_BYTES, PageError, Reason
-from tailkeeper_exporter.tls import TlsCode, causes, tls_trouble
+from tailkeeper_exporter.tls import BROKEN, TlsCode, causes, tls_trouble
 
 ACCEPT = "text/plain;version=0.0.4;charset=utf-8, */*;q=0.1"
 MAX_REDIRECTS = 3
@@ -30,6 +30,9 @@ MAX_ERROR_BYTES = 2_048
 """Of an answer that is not 200 only the beginning is read: enough to tell loading from broken."""
 CONNECTIONS = 4
 """Per backend: page, health and probe at once, and one that is being given up."""
+CONNECT_SHARE = 0.9
+"""Of a deadline, for a connection to be made: httpcore then gives it up by itself and closes the socket, which it does not where
+it is cancelled in the middle of a handshake; a hung server would cost a socket at each look."""
 _CODES = frozenset({400, 401, 403, 404, 405, 408, 421, 422, 429, 500, 501, 502, 503, 504})
 
 
@@ -97,14 +100,19 @@ class Fetched:
 class Progress:
     """How far one exchange has come: what tells an engine that is silent from one that is not there."""
 
+    deadline_s: float | None = None
     accepted: bool = False
     answered: bool = False
+    secured: bool = False
+    """Over TLS, and on a connection that was opened for this exchange."""
 
     async def trace(self, event: str, info: Mapping[str, object]) -> None:
         if event.endswith("send_request_headers.started"):
             self.accepted = True
         elif event.endswith("receive_response_headers.complete"):
             self.answered = True
+        elif event.endswith("start_tls.complete"):
+            self.secured = True
 
 
 async def fetch(
@@ -118,7 +126,7 @@ async def fetch(
 
     Raises ``FetchError`` for everything else. Safe to cancel.
     """
-    progress = Progress()
+    progress = Progress(deadline_s)
     with translated(progress):
         async with asyncio.timeout(deadline_s):
             return await _follow(client, url, headers, max_bytes, progress)
@@ -139,15 +147,21 @@ class translated:  # noqa: N801  a context manager that reads like a word where 
 
 
 def _translate(error: BaseException, progress: Progress) -> FetchError:
-    trouble = tls_trouble(error)
+    trouble = None if _is_timeout(error) else tls_trouble(error)
+    if trouble is None and progress.secured and progress.accepted and not progress.answered and not _is_timeout(error):
+        trouble = BROKEN
     if trouble is not None:
         return FetchError(Reason.TLS, trouble.sentence, accepted=progress.accepted, tls=trouble.code)
     reason, detail = _reason_of(error, progress)
     return FetchError(reason, detail, accepted=progress.accepted, answered=progress.answered)
 
 
+def _is_timeout(error: BaseException) -> bool:
+    return isinstance(error, (TimeoutError, httpx.TimeoutException))
+
+
 def _reason_of(error: BaseException, progress: Progress) -> tuple[Reason, str]:
-    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+    if _is_timeout(error):
         where = "while reading the answer" if progress.answered else "no answer" if progress.accepted else "no connection"
         return Reason.TIMEOUT, where
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes(error)):
@@ -180,14 +194,20 @@ async def opened(
     content: bytes | None = None,
 ) -> AsyncIterator[httpx.Response]:
     """An open response. A connection that was lost before any answer is tried once more, on a fresh one."""
+    limit_s = None if progress.deadline_s is None else CONNECT_SHARE * progress.deadline_s
     request = client.build_request(
-        method, url, headers={"accept-encoding": "identity", **headers}, content=content, extensions={"trace": progress.trace}
+        method,
+        url,
+        headers={"accept-encoding": "identity", **headers},
+        content=content,
+        timeout=httpx.Timeout(None, connect=limit_s),
+        extensions={"trace": progress.trace},
     )
     try:
         response = await client.send(request, stream=True)
     except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
         # The pool's connection may have been closed by the server while idle, which says nothing about the server now.
-        progress.accepted = progress.answered = False
+        progress.accepted = progress.answered = progress.secured = False
         response = await client.send(request, stream=True)
     try:
         yield response

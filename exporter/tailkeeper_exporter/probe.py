@@ -101,7 +101,7 @@ class Prober:
         started = self._clock()
         if self._request is None:
             return ProbeResult(Outcome.SKIPPED, started, started)
-        progress = Progress()
+        progress = Progress(deadline_s)
         try:
             with translated(progress):
                 async with asyncio.timeout(deadline_s):

@@ -17,6 +17,8 @@ from typing import Any
 from tailkeeper_exporter.credentials import CredentialError
 from tailkeeper_exporter.settings import Auth
 
+MAX_CAUSES = 64
+"""Of one error; the deepest seen has six."""
 Warn = Callable[[str], None]
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -117,7 +119,8 @@ def _loaded(auth: Auth, key: str) -> ssl.SSLContext:
 
 def _unusable(what: str, error: Exception, needed: str) -> CredentialError:
     if isinstance(error, ssl.SSLError):
-        return CredentialError(f"{what} cannot be used ({error.reason or 'no reason given'}): {needed}")
+        why = f" ({error.reason.lower().replace('_', ' ')})" if error.reason else ""
+        return CredentialError(f"{what} cannot be used{why}: {needed}")
     why = getattr(error, "strerror", None) or "not a valid path"
     return CredentialError(f"{what} cannot be used: {why}; see that the file is there and ours to read")
 
@@ -132,6 +135,7 @@ class TlsCode(StrEnum):
     CERTIFICATE_WANTED = "tls_certificate_wanted"
     CERTIFICATE_REFUSED = "tls_certificate_refused"
     PLAIN = "tls_not_spoken"
+    BROKEN = "tls_broken"
     OTHER = "tls_failed"
 
     @property
@@ -148,6 +152,9 @@ _SENTENCES: dict[TlsCode, str] = {
     TlsCode.CERTIFICATE_WANTED: "it wants a client certificate; name one in auth.cert_file and auth.key_file",
     TlsCode.CERTIFICATE_REFUSED: "it does not take the client certificate of auth.cert_file",
     TlsCode.PLAIN: "it does not speak TLS there; is it http://, or another port?",
+    TlsCode.BROKEN: (
+        "it breaks the connection once TLS is agreed, as where a client certificate is wanted or not taken; see auth.cert_file"
+    ),
     TlsCode.OTHER: "TLS failed",
 }
 _VERIFY = {
@@ -157,6 +164,8 @@ _VERIFY = {
     **dict.fromkeys((62, 64), TlsCode.WRONG_NAME),
 }
 """OpenSSL's X509_V_ERR_… of the server's certificate. Source: openssl-verification-options(1) and x509_vfy.h of OpenSSL 3."""
+_NOT_OF_TLS = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLZeroReturnError)
+"""The other side is silent or has closed, which happens without TLS too."""
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL")
 _REFUSED = {
     "ALERT_UNKNOWN_CA": "of an authority that it does not trust",
@@ -179,10 +188,17 @@ class TlsTrouble:
     sentence: str
 
 
+BROKEN = TlsTrouble(TlsCode.BROKEN, TlsCode.BROKEN.sentence)
+"""A fresh connection over TLS that ends before a word of an answer. In TLS 1.3 a server judges our certificate when we take the
+handshake for done, and what it says of it is mostly lost with the request that we send meanwhile."""
+
+
 def tls_trouble(error: BaseException) -> TlsTrouble | None:
     """What of TLS made ``error``, through whatever clients wrapped around it; None where it was not TLS."""
-    found = next((cause for cause in causes(error) if isinstance(cause, ssl.SSLError)), None)
-    if found is None or isinstance(found, ssl.SSLEOFError):  # the other side closed: that happens without TLS too
+    found = next(
+        (cause for cause in causes(error) if isinstance(cause, ssl.SSLError) and not isinstance(cause, _NOT_OF_TLS)), None
+    )
+    if found is None:
         return None
     code, more = _judged(found)
     return TlsTrouble(code, f"{code.sentence} ({more})" if more else code.sentence)
@@ -202,10 +218,16 @@ def _judged(error: ssl.SSLError) -> tuple[TlsCode, str]:
     return TlsCode.PLAIN if reason in _PLAIN else TlsCode.OTHER, reason.lower().replace("_", " ")
 
 
-def causes(error: BaseException | None, depth: int = 8) -> Iterator[BaseException]:
-    """The error and what it was raised from; the socket's own error lies up to five levels down."""
-    if error is None or depth == 0:
-        return
-    yield error
-    for inner in (*getattr(error, "exceptions", ()), error.__cause__ or error.__context__):
-        yield from causes(inner, depth - 1)
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, outermost first; the socket's own error lies up to five levels down.
+
+    Some clients do not raise from it but put it into their own error's arguments.
+    """
+    waiting, seen = [error], {id(error)}
+    while waiting and len(seen) < MAX_CAUSES:
+        found = waiting.pop(0)
+        yield found
+        for inner in (*getattr(found, "exceptions", ()), found.__cause__ or found.__context__, *found.args):
+            if isinstance(inner, BaseException) and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)

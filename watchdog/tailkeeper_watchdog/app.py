@@ -26,7 +26,7 @@ from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.collect.native_pages import NativePages
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
-from tailkeeper_watchdog.collect.prometheus_client import prometheus_client
+from tailkeeper_watchdog.collect.prometheus_client import PrometheusClient
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import block_e
@@ -64,7 +64,7 @@ def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[
     source = config.watchdog.source
     if isinstance(source, PrometheusSourceSettings):
         pages = NativePages(fleet, source.interval_s)
-        return PrometheusSource(prometheus_client(source), source.url, names, config.stale_after_s, pages)
+        return PrometheusSource(PrometheusClient(source), source.url, names, config.stale_after_s, pages)
     return ExporterSource(source.urls, names, config.stale_after_s)
 
 

@@ -17,7 +17,7 @@ import httpx
 import structlog
 
 from tailkeeper_exporter.settings import Auth
-from tailkeeper_exporter.tls import tls_trouble
+from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog import alert_words
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
@@ -171,8 +171,15 @@ class Notifier:
         except CallError as failure:
             return failure.message
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
-            trouble = tls_trouble(failure)
-            return f"TLS: {trouble.sentence}" if trouble is not None else f"{type(failure).__name__}: {failure}"
+            return self._failed(failure)
+
+    def _failed(self, failure: Exception) -> str:
+        trouble = tls_trouble(failure)
+        if trouble is None and self._url.startswith("https:") and isinstance(failure, (httpx.ReadError, httpx.WriteError)):
+            trouble = BROKEN
+        if trouble is None:
+            return f"{type(failure).__name__}: {failure}"
+        return f"TLS: {trouble.sentence}".replace(" auth.", " watchdog.alertmanager.auth.")
 
     async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> str | None:
         async with self._client.stream("POST", self._url, content=body, headers=dict(headers)) as response:

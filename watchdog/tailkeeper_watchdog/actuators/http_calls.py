@@ -18,7 +18,7 @@ import httpx
 
 from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.settings import Auth
-from tailkeeper_exporter.tls import TlsCode, tls_trouble
+from tailkeeper_exporter.tls import BROKEN, TlsCode, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import ErrorKind
@@ -32,7 +32,7 @@ NAME_LIMIT_CHARS = 512
 T = TypeVar("T")
 Meaning = tuple[ErrorKind, str]
 _STATUS: Mapping[int, Meaning] = {
-    401: (ErrorKind.UNAUTHORIZED, "the credential was not accepted; check `auth` of this gateway"),
+    401: (ErrorKind.UNAUTHORIZED, "the credential is not accepted; check `auth` of this gateway"),
     403: (ErrorKind.UNAUTHORIZED, "the credential may not do this; check its rights at the gateway"),
     404: (ErrorKind.NOT_FOUND, "it is not known there"),
     429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
@@ -141,7 +141,7 @@ class HttpCalls:
                 body = await _whole(response, self._limit if limit_bytes is None else limit_bytes)
                 return Answer(response.status_code, body, dict(response.headers), self._meanings)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
-            raise _failure(error) from error
+            raise _failure(error, url) from error
 
     async def _opened(self, url: str) -> httpx.AsyncClient:
         if self._client is None:
@@ -158,7 +158,7 @@ class HttpCalls:
             self._client = None
 
 
-def _failure(error: Exception) -> CallError:
+def _failure(error: Exception, url: str) -> CallError:
     """What went wrong on the way, in words. An OSError is what TLS gives where the server ends it only after the handshake."""
     trouble = tls_trouble(error)
     if trouble is not None:
@@ -168,7 +168,8 @@ def _failure(error: Exception) -> CallError:
         # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
         return CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}")
     # Its text may quote a header, so only its type is told.
-    return CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__})")
+    maybe = f"; over TLS: {BROKEN.sentence}" if url.startswith("https:") else ""
+    return CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__}){maybe}")
 
 
 async def _whole(response: httpx.Response, limit_bytes: int) -> bytes:

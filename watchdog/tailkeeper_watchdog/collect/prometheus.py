@@ -28,6 +28,7 @@ class Client(Protocol):
     """The part of ``PrometheusConnect`` that is used; it blocks, so it runs in a thread."""
 
     def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]: ...
+    def close(self) -> None: ...
 
 
 def series_query() -> str:
@@ -95,6 +96,7 @@ class PrometheusSource:
     async def close(self) -> None:
         if self._busy is not None:
             self._busy.cancel()
+        await asyncio.to_thread(self._client.close)
 
 
 def _samples(rows: Rows) -> Iterator[tuple[SeriesKey, float]]:

@@ -7,6 +7,7 @@ connection. No message quotes a credential, nor what a server said about one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import requests
@@ -28,16 +29,25 @@ class RefusedError(Exception):
     """The server does not take us. The message says why, and what to do."""
 
 
-def prometheus_client(source: PrometheusSource) -> PrometheusConnect:
-    """A client of one server. Raises CredentialError where a file cannot be used; later on the query that needs it does."""
-    auth_headers(source.auth, KEY)  # a file that cannot be used ends the start, not the first query
-    session = requests.Session()
-    session.trust_env = False
-    session.auth = _Headers(source.auth)
-    client = PrometheusConnect(url=source.url, session=session, timeout=QUERY_LIMIT_S)
-    # After it, because the library puts an adapter of its own before this address.
-    session.mount(source.url, _Adapter(source))
-    return client
+class PrometheusClient:
+    """A client of one server. Raises CredentialError where a file cannot be used; later the query that needs it does."""
+
+    def __init__(self, source: PrometheusSource) -> None:
+        auth_headers(source.auth, KEY)  # a file that cannot be used ends the start, not the first query
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._session.auth = _Headers(source.auth)
+        self._connect = PrometheusConnect(url=source.url, session=self._session, timeout=QUERY_LIMIT_S)
+        # After it, because the library puts an adapter of its own before this address.
+        self._session.mount(source.url, _Adapter(source))
+
+    def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The rows of an instant query. Raises whatever the library does, and ``RefusedError``; see ``words_of``."""
+        rows: list[dict[str, Any]] = self._connect.custom_query(query, dict(params or {}))
+        return rows
+
+    def close(self) -> None:
+        self._session.close()
 
 
 def words_of(error: Exception) -> str:
@@ -79,6 +89,8 @@ class _Adapter(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         response = super().send(request, *args, **kwargs)
+        if response.status_code in (401, 403) or response.is_redirect:
+            response.close()
         if response.status_code in (401, 403):
             raise RefusedError(f"answered {response.status_code}: the credential is not accepted; check {KEY}")
         if response.is_redirect:
