@@ -219,7 +219,7 @@ def _why(error: Exception, over_tls: bool) -> str:
     text = str(error) or type(error).__name__
     trouble = BROKEN if over_tls and isinstance(error, (httpx.ReadError, httpx.WriteError)) else tls_trouble(error)
     if trouble is not None:
-        return f"TLS: {trouble.sentence}".replace(" auth.", " watchdog.alertmanager.auth.")
+        return f"TLS: {trouble.at('watchdog.alertmanager.auth')}"
     if isinstance(error, httpx.TimeoutException):
         return f"no answer within {DEADLINE_S:g} s; is a firewall between, or is the address right?"
     if isinstance(error, httpx.ConnectError):

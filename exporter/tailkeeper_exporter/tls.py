@@ -187,6 +187,10 @@ class TlsTrouble:
     code: TlsCode
     sentence: str
 
+    def at(self, key: str) -> str:
+        """The sentence with the path in the configuration that its `auth` has there."""
+        return self.sentence.replace(" auth.", f" {key}.")
+
 
 BROKEN = TlsTrouble(TlsCode.BROKEN, TlsCode.BROKEN.sentence)
 """A fresh connection over TLS that ends before a word of an answer. In TLS 1.3 a server judges our certificate when we take the

@@ -18,6 +18,7 @@ from tailkeeper_exporter.probe import Prober
 from tailkeeper_exporter.settings import Auth, BackendSettings, PrometheusDiscovery
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.contract import ActuatorError
+from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
 from tailkeeper_watchdog.collect.prometheus_client import PrometheusClient
 from tailkeeper_watchdog.gateways import WebhookGateway
@@ -42,6 +43,17 @@ class WatchdogsPrometheus:
     def __init__(self, url: str, auth: Auth) -> None:
         settings = PrometheusSourceSettings(kind="prometheus", url=url, auth=auth)
         self._source = PrometheusSource(PrometheusClient(settings), url, ("a",), 60)
+
+    async def ask(self) -> str | None:
+        return (await self._source.collect(time.monotonic(), DEADLINE_S)).error
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
+class WatchdogsExporter:
+    def __init__(self, url: str, auth: Auth) -> None:
+        self._source = ExporterSource((url,), ("a",), 60, auth)
 
     async def ask(self) -> str | None:
         return (await self._source.collect(time.monotonic(), DEADLINE_S)).error
@@ -146,6 +158,7 @@ class Alertmanager:
 Make = Callable[[str, Auth], Caller]
 CALLERS: dict[str, tuple[str, Make]] = {
     "the watchdog's source": ("prometheus", WatchdogsPrometheus),
+    "the watchdog before an exporter": ("engine", WatchdogsExporter),
     "discovery": ("prometheus", Discovery),
     "a replay": ("prometheus", Replay),
     "an engine's page": ("engine", EnginePage),

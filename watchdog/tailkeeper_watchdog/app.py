@@ -65,7 +65,7 @@ def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[
     if isinstance(source, PrometheusSourceSettings):
         pages = NativePages(fleet, source.interval_s)
         return PrometheusSource(PrometheusClient(source), source.url, names, config.stale_after_s, pages)
-    return ExporterSource(source.urls, names, config.stale_after_s)
+    return ExporterSource(source.urls, names, config.stale_after_s, source.auth)
 
 
 class Watchdog:

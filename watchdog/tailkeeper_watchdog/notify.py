@@ -179,7 +179,7 @@ class Notifier:
             trouble = BROKEN
         if trouble is None:
             return f"{type(failure).__name__}: {failure}"
-        return f"TLS: {trouble.sentence}".replace(" auth.", " watchdog.alertmanager.auth.")
+        return f"TLS: {trouble.at('watchdog.alertmanager.auth')}"
 
     async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> str | None:
         async with self._client.stream("POST", self._url, content=body, headers=dict(headers)) as response:

@@ -54,7 +54,7 @@ def words_of(error: Exception) -> str:
     """Why a query failed, for people."""
     trouble = tls_trouble(error)
     if trouble is not None:
-        return f"TLS: {trouble.sentence}".replace(" auth.", f" {KEY}.")
+        return f"TLS: {trouble.at(KEY)}"
     if isinstance(error, requests.Timeout):
         return f"no answer within {QUERY_LIMIT_S:g} s"
     said = str(error)[:300]
