@@ -37,13 +37,14 @@ def containers_are_hardened() -> tuple[bool, object]:
 def _problems(ident: str) -> list[str]:
     (told,) = json.loads(docker("inspect", ident))
     name, host = told["Config"]["Labels"]["com.docker.compose.service"], told["HostConfig"]
-    uids = set(docker("top", ident, "-eo", "uid").split()[1:])
+    rows = docker("top", ident, "-eo", "pid,uid").splitlines()[1:]  # Docker finds the container's processes by their pid
+    uids = {row.split()[1] for row in rows}
     wrong = {
         "its root can be written to": not host["ReadonlyRootfs"],
         "it has capabilities": host["CapDrop"] != ["ALL"] or bool(host["CapAdd"]),
-        "it may get new privileges": not any("no-new-privileges" in option for option in host["SecurityOpt"]),
+        "it may get new privileges": not any("no-new-privileges" in option for option in host["SecurityOpt"] or ()),
         "its memory has no limit": host["Memory"] == 0,
-        f"it runs as {sorted(uids)}": "0" in uids or "root" in uids,
+        f"it runs as {sorted(uids)}": not uids or "0" in uids,
         f"it publishes {_published(told)} beyond this machine": any(ip != "127.0.0.1" for ip in _published(told)),
     }
     return [f"{name}: {what}" for what, is_so in wrong.items() if is_so]

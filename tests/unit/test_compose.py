@@ -198,10 +198,13 @@ def test_what_asks_engines_and_gateways_reaches_those_of_the_machine() -> None:
 
 
 def test_the_images_hold_the_versions_that_were_tested() -> None:
-    installs = re.findall(r"pip install (.+)$", (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"), flags=re.M)
-    assert len(installs) == 2
-    assert all("-c constraints.txt" in words for words in installs)
-    assert "!constraints.txt" in (ROOT / "deploy/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"sh deploy/install.sh (\S+)$", dockerfile, flags=re.M) == ["gpu", "watchdog,demo,kubernetes"]
+    assert "pip install" not in dockerfile
+    (install,) = re.findall(r"^pip .* install (.+)$", (ROOT / "deploy/install.sh").read_text(encoding="utf-8"), flags=re.M)
+    assert "-c constraints.txt" in install
+    copied = (ROOT / "deploy/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {"!constraints.txt", "!deploy/install.sh"} <= set(copied)
 
 
 def test_the_check_takes_a_free_port_for_every_one_that_is_published() -> None:
