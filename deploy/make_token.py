@@ -1,8 +1,9 @@
 """Writes the watchdog's API token, once: a random one for each installation, so that no known token is ever in use.
 
-    python make_token.py /run/tailkeeper/token
+    python make_token.py /run/tailkeeper/token [/run/fleet/gpus.json]
 
-An existing token is kept. Readable by its owner and group, by nobody else; never printed.
+An existing token is kept. Readable by its owner and group, by nobody else; never printed. The second file gets no GPUs where it
+is not there yet: the simulated fleet's configuration names it, and no exporter starts without a file that is named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 TOKEN_BYTES = 32
 MODE = 0o440
+NO_GPUS = '{"driver": "none", "gpus": []}\n'
 
 
 def make(path: Path) -> bool:
@@ -31,5 +33,13 @@ def make(path: Path) -> bool:
     return True
 
 
+def without_gpus(path: Path) -> None:
+    """A GPU file of a machine that has none, unless there is one."""
+    if not path.exists():
+        path.write_text(NO_GPUS, encoding="utf-8")
+
+
 if __name__ == "__main__":
     print("token written" if make(Path(sys.argv[1])) else "token kept")
+    for gpu_file in sys.argv[2:]:
+        without_gpus(Path(gpu_file))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailkeeper import __version__
+from tailkeeper import __version__, credential_checks
 from tailkeeper.cli_bench import bench
-from tailkeeper.config import Config, ConfigError, effective, load, weights_in
+from tailkeeper.config import Config, ConfigError, credential_places, effective, load, weights_in
 from tailkeeper.ending import FAILED, USAGE, fail, need
 from tailkeeper.logs import LogFormat, set_up
 from tailkeeper.watchdog_process import watchdog_of
@@ -150,6 +150,8 @@ def check_config(config: ConfigFile) -> None:
 
     loaded = _load(config)
     _check_baselines(loaded.watchdog.baselines)
+    for warning in credential_checks.warnings(credential_places(loaded)):
+        typer.echo(f"tailkeeper: warning: {warning}", err=True)
     typer.echo(support_table(loaded))
     for line in found_now(loaded):
         typer.echo(line)

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from tailkeeper import credential_checks
 from tailkeeper.backends import compose, gateway_problems, merged, with_servers
 from tailkeeper.config_version import CURRENT, wrong_version
 from tailkeeper_exporter.settings import Auth, Discovery, ExporterSettings, Settings, is_same_server
@@ -191,6 +192,7 @@ def load(path: Path) -> Config:
     config = parse(_read(path))
     problems = [*_not_yet(config), *_defaults_for_found(config)]
     problems += [f"{where}: {why}" for where, file in _files(config) if (why := _unreadable(file)) is not None]
+    problems += credential_checks.problems(credential_places(config))
     folder = config.watchdog.state.resolve().parent
     if not folder.is_dir():
         problems.append(f"watchdog.state: the folder {folder} does not exist; create it, or name another state file")
@@ -336,11 +338,7 @@ def _models(annotation: Any) -> list[Any]:
 
 
 def _files(config: Config) -> Iterator[tuple[str, Path]]:
-    """Every file that the configuration names and that must be there, with the path of its key."""
-    for index, backend in enumerate(config.backends):
-        if backend.api_key_file:
-            yield f"backends.{index}.api_key_file", backend.api_key_file
-        yield from _auth_files(f"backends.{index}.auth", backend.auth)
+    """Every file that the configuration names and that must be there, with the path of its key; those of credentials apart."""
     yield from _discovery_files(config)
     for index, gateway in enumerate(config.gateways):
         yield from _gateway_files(f"gateways.{index}", gateway)
@@ -358,13 +356,10 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "watchdog.otlp.headers_file", config.watchdog.otlp.headers_file
     if config.watchdog.leader is not None and config.watchdog.leader.kubeconfig:
         yield "watchdog.leader.kubeconfig", config.watchdog.leader.kubeconfig
-    yield from _auth_files("watchdog.alertmanager.auth", config.watchdog.alertmanager.auth)
-    yield from _auth_files("watchdog.source.auth", getattr(config.watchdog.source, "auth", Auth()))
 
 
 def _gateway_files(prefix: str, gateway: Gateway) -> Iterator[tuple[str, Path]]:
     """A replica is an address, or an address with a file of its own."""
-    yield from _auth_files(f"{prefix}.auth", getattr(gateway, "auth", Auth()))
     replicas = enumerate(getattr(gateway, "replicas", ()))
     for at, settings in ((prefix, gateway), *((f"{prefix}.replicas.{n}", replica) for n, replica in replicas)):
         for key in ("eds_file", "file", "kubeconfig"):
@@ -377,21 +372,14 @@ def _discovery_files(config: Config) -> Iterator[tuple[str, Path]]:
         kubeconfig: Path | None = getattr(entry, "kubeconfig", None)
         if kubeconfig is not None:
             yield f"discovery.{index}.kubeconfig", kubeconfig
-        yield from _auth_files(f"discovery.{index}.auth", getattr(entry, "auth", Auth()))
-    if not config.discovery:
-        return
+
+
+def credential_places(config: Config) -> tuple[credential_checks.Place, ...]:
+    """Where the configuration holds credentials."""
+    example = None
     with contextlib.suppress(ValueError):  # then `defaults` is wrong, which is said elsewhere
-        example = _example(config)
-        if example.api_key_file:
-            yield "defaults.api_key_file", example.api_key_file
-        yield from _auth_files("defaults.auth", example.auth)
-
-
-def _auth_files(prefix: str, auth: Auth) -> Iterator[tuple[str, Path]]:
-    for name in type(auth).model_fields:
-        file = getattr(auth, name)
-        if file is not None:
-            yield f"{prefix}.{name}", file
+        example = _example(config) if config.discovery else None
+    return tuple(credential_checks.places(config, example))
 
 
 def _unreadable(file: Path) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from tailkeeper.ending import FAILED, USAGE
+from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
 from tailkeeper_watchdog.alert_terms import NONE, WATCHDOG_LABELS
@@ -207,19 +208,18 @@ def _get(client: httpx.Client, test: Trial, path: str, query: dict[str, list[str
 def _call(test: Trial, send: Callable[[], httpx.Response]) -> httpx.Response:
     try:
         answer = send()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_why(error)}") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_why(error, test.url.startswith('https:'))}") from None
     if answer.status_code < 300:
         return answer
     raise NotifyTestError(FAILED, f"{without_password(test.url)}: {_refusal(answer)}")
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, over_tls: bool) -> str:
     text = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"its certificate is not trusted ({excerpt(text)}); name the authority in watchdog.alertmanager.auth.ca_file"
-    if "WRONG_VERSION_NUMBER" in text or "SSL" in text or "TLS" in text:
-        return f"no TLS there as expected ({excerpt(text)}); is it http://, or is a client certificate asked for?"
+    trouble = BROKEN if over_tls and isinstance(error, (httpx.ReadError, httpx.WriteError)) else tls_trouble(error)
+    if trouble is not None:
+        return f"TLS: {trouble.at('watchdog.alertmanager.auth')}"
     if isinstance(error, httpx.TimeoutException):
         return f"no answer within {DEADLINE_S:g} s; is a firewall between, or is the address right?"
     if isinstance(error, httpx.ConnectError):

@@ -89,7 +89,7 @@ XID = Label("xid", 64, "NVIDIA XID number")
 SOURCE = Label("source", 8, "engine page, gpu, probe, health, kv_service or tap")
 REASON = Label("reason", 24, "why a sample was not used")
 METRIC = Label("metric", 64, "catalogue name")
-PROBE_OUTCOME = Label("outcome", 12, "how a probe ended")
+PROBE_OUTCOME = Label("outcome", 13, "how a probe ended")
 SIGNAL = Label("signal", 3, "ttft, itl or e2e")
 OTLP_OUTCOME = Label("outcome", 12, "what became of it")
 

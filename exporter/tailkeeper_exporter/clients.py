@@ -5,75 +5,29 @@ One client, so one connection pool, per backend: a backend that hangs can use up
 
 from __future__ import annotations
 
-import base64
-import re
 import ssl
 from urllib.parse import urlsplit
 
 import httpx
 
+from tailkeeper_exporter.credentials import CredentialError, auth_headers, headers_in, token_in
 from tailkeeper_exporter.fetch import CONNECTIONS
 from tailkeeper_exporter.settings import Auth, BackendSettings
+from tailkeeper_exporter.tls import tls_context
 
-_HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
-_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "accept-encoding"})
-"""Headers that say where a message goes and where it ends; they are the client's own business."""
+__all__ = ["Clients", "CredentialError", "auth_headers", "credentials", "headers_in"]
+
 USER_AGENT = "tailkeeper-exporter"
 KEEP_ALIVE_S = 4.0
 """Below uvicorn's 5 s, so that we and not the engine close an idle connection."""
-
-
-class CredentialError(Exception):
-    """A credential file cannot be used. The message names the setting and the file, never the content."""
 
 
 def credentials(backend: BackendSettings) -> dict[str, str]:
     """Request headers for this backend, read from its files now. Raises ``CredentialError``."""
     headers = auth_headers(backend.auth)
     if backend.api_key_file is not None:
-        headers["authorization"] = f"Bearer {_one_line(backend.api_key_file, 'api_key_file')}"
+        headers["authorization"] = f"Bearer {token_in(backend.api_key_file, 'api_key_file')}"
     return headers
-
-
-def auth_headers(auth: Auth) -> dict[str, str]:
-    """Request headers from credential files, read now. Raises ``CredentialError``."""
-    headers: dict[str, str] = {}
-    if auth.headers_file is not None:
-        headers.update(headers_in(auth.headers_file, "auth.headers_file"))
-    if auth.basic_file is not None:
-        pair = _one_line(auth.basic_file, "auth.basic_file").encode()
-        headers["authorization"] = "Basic " + base64.b64encode(pair).decode()
-    if auth.bearer_file is not None:
-        headers["authorization"] = f"Bearer {_one_line(auth.bearer_file, 'auth.bearer_file')}"
-    return headers
-
-
-def headers_in(path: object, key: str) -> dict[str, str]:
-    """The headers in a file of `Name: value` lines, by lower-case name; `#` begins a comment. Raises ``CredentialError``."""
-    headers: dict[str, str] = {}
-    for number, line in enumerate(_text(path, key).splitlines(), start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        match = _HEADER.fullmatch(line.strip())
-        if match is None or match[1].lower() in _FRAMING:
-            raise CredentialError(f"{key}: {path}: line {number} is not `Name: value` in ASCII, or one only the client sets")
-        headers[match[1].lower()] = match[2]
-    return headers
-
-
-def _text(path: object, key: str) -> str:
-    try:
-        with open(str(path), encoding="utf-8") as file:
-            return file.read(65_536)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CredentialError(f"{key}: {path}: {type(error).__name__}: cannot be read") from error
-
-
-def _one_line(path: object, key: str) -> str:
-    lines = _text(path, key).strip().splitlines()
-    if len(lines) != 1 or not lines[0].isprintable():
-        raise CredentialError(f"{key}: {path}: must hold one line of printable characters, and holds {len(lines)} lines")
-    return lines[0]
 
 
 class Clients:
@@ -111,12 +65,9 @@ class Clients:
             self._tls = self._tls or ssl.create_default_context()
             return self._tls
         try:
-            context = ssl.create_default_context(cafile=None if auth.ca_file is None else str(auth.ca_file))
-            if auth.cert_file is not None:
-                context.load_cert_chain(str(auth.cert_file), None if auth.key_file is None else str(auth.key_file))
-        except (OSError, ssl.SSLError) as error:
-            raise CredentialError(f"auth: {who}: TLS files cannot be used: {type(error).__name__}") from error
-        return context
+            return tls_context(auth)
+        except CredentialError as error:
+            raise CredentialError(f"TLS of {who}: {error}") from None
 
 
 def _no_context() -> ssl.SSLContext:

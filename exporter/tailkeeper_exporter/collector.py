@@ -188,7 +188,7 @@ class BackendCollector:
 
     def _take_page(self, read: PageRead) -> None:
         good = read.normalised is not None
-        self._note(Source.ENGINE, good, read.sent_s, read.ended_s, read.code)
+        self._note(Source.ENGINE, good, read.sent_s, read.ended_s, read.code, read.detail)
         self._count({reason.value: count for reason, count in read.problems.items()})
         self._page_loads = read.loading
         self._step(Evidence(page=read.seen))
@@ -249,7 +249,9 @@ class BackendCollector:
         limit_s, not_ready = self._backend.probe.health_timeout_s, self._engine.not_ready_status
         read = await read_health(self._client, url, self._headers, limit_s, self._clock, not_ready)
         self._health = read
-        self._note(Source.HEALTH, read.seen.answer is Answer.OK, read.sent_s, read.ended_s, read.code)
+        self._note(Source.HEALTH, read.seen.answer is Answer.OK, read.sent_s, read.ended_s, read.code, read.detail)
+        if read.seen.answer is Answer.DENIED:
+            self._reload_credentials()
         self._step(Evidence(health=read.seen))
 
     # --- the probe ---
@@ -278,7 +280,7 @@ class BackendCollector:
     def _take_probe(self, result: ProbeResult) -> None:
         seen = result.seen()
         self._probes[result.outcome] += 1
-        self._note(Source.PROBE, seen.answer in ALIVE, result.sent_s, result.ended_s, result.code)
+        self._note(Source.PROBE, seen.answer in ALIVE, result.sent_s, result.ended_s, result.code, result.detail)
         self.view = replace(self.view, probe=result, probes=MappingProxyType(dict(self._probes)))
         self._step(Evidence(probe=seen))
 
@@ -370,7 +372,7 @@ class BackendCollector:
         )
         self._changed.set()
 
-    def _note(self, source: Source, success: bool, sent_s: float | None, ended_s: float, code: str) -> None:
+    def _note(self, source: Source, success: bool, sent_s: float | None, ended_s: float, code: str, detail: str = "") -> None:
         """Remember how a source did; a failure is logged when it begins and when it changes, not each time."""
         before = self._sources.get(source)
         good = ended_s if success else before.good_s if before is not None else self._started_s
@@ -382,7 +384,7 @@ class BackendCollector:
             if success:
                 self._log.info("source is back", source=source.value)
             else:
-                self._log.warning("source failed", source=source.value, reason=code)
+                self._log.warning("source failed", source=source.value, reason=code, **({"detail": detail} if detail else {}))
 
     def _note_gpus(self, now: float) -> None:
         """Log what is wrong with the backend's GPUs when it begins, when it changes and when it is over."""

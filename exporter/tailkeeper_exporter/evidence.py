@@ -32,7 +32,7 @@ class Answer(StrEnum):
     OVERLOADED = "overloaded"
     LOADING = "loading"
     DENIED = "denied"
-    """401, 403, 404: our credential or our path."""
+    """401, 403, 404 or TLS that fails: our credential, our path, or a certificate."""
     ERROR = "error"
     """5xx that is none of the above."""
     UNUSABLE = "unusable"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tailkeeper_exporter.page import MAX_BYTES, PageError, Reason
+from tailkeeper_exporter.tls import BROKEN, TlsCode, causes, tls_trouble
 
 ACCEPT = "text/plain;version=0.0.4;charset=utf-8, */*;q=0.1"
 MAX_REDIRECTS = 3
@@ -29,6 +30,9 @@ MAX_ERROR_BYTES = 2_048
 """Of an answer that is not 200 only the beginning is read: enough to tell loading from broken."""
 CONNECTIONS = 4
 """Per backend: page, health and probe at once, and one that is being given up."""
+CONNECT_SHARE = 0.9
+"""Of a deadline, for a connection to be made: httpcore then gives it up by itself and closes the socket, which it does not where
+it is cancelled in the middle of a handshake; a hung server would cost a socket at each look."""
 _CODES = frozenset({400, 401, 403, 404, 405, 408, 421, 422, 429, 500, 501, 502, 503, 504})
 
 
@@ -37,7 +41,7 @@ class FetchError(PageError):
 
     ``status`` is the HTTP status where one came. ``accepted`` says that the request was sent on a connection, ``answered``
     that at least the head of an answer came back, ``body`` holds the beginning of an answer that is not 200, ``received``
-    counts the bytes that were read in vain.
+    counts the bytes that were read in vain, ``tls`` says why a handshake failed.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class FetchError(PageError):
         body: bytes = b"",
         retry_after: str | None = None,
         received: int = 0,
+        tls: TlsCode | None = None,
     ) -> None:
         super().__init__(reason, detail)
         self.status = status
@@ -59,10 +64,18 @@ class FetchError(PageError):
         self.body = body
         self.retry_after = retry_after
         self.received = received
+        self.tls = tls
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a credential or a certificate is at fault; then ``detail`` says it, and the body may quote what was sent."""
+        return self.tls is not None or self.status in (401, 403)
 
     @property
     def code(self) -> str:
-        """The reason for people and for ``/healthz``: ``timeout``, ``refused``, ``http_503`` …; bounded."""
+        """The reason for people and for ``/healthz``: ``timeout``, ``refused``, ``http_503``, ``tls_expired`` …; bounded."""
+        if self.tls is not None:
+            return self.tls.value
         return self.reason.value if self.status is None else http_code(self.status)
 
 
@@ -87,14 +100,19 @@ class Fetched:
 class Progress:
     """How far one exchange has come: what tells an engine that is silent from one that is not there."""
 
+    deadline_s: float | None = None
     accepted: bool = False
     answered: bool = False
+    secured: bool = False
+    """Over TLS, and on a connection that was opened for this exchange."""
 
     async def trace(self, event: str, info: Mapping[str, object]) -> None:
         if event.endswith("send_request_headers.started"):
             self.accepted = True
         elif event.endswith("receive_response_headers.complete"):
             self.answered = True
+        elif event.endswith("start_tls.complete"):
+            self.secured = True
 
 
 async def fetch(
@@ -108,7 +126,7 @@ async def fetch(
 
     Raises ``FetchError`` for everything else. Safe to cancel.
     """
-    progress = Progress()
+    progress = Progress(deadline_s)
     with translated(progress):
         async with asyncio.timeout(deadline_s):
             return await _follow(client, url, headers, max_bytes, progress)
@@ -129,28 +147,28 @@ class translated:  # noqa: N801  a context manager that reads like a word where 
 
 
 def _translate(error: BaseException, progress: Progress) -> FetchError:
+    trouble = None if _is_timeout(error) else tls_trouble(error)
+    if trouble is None and progress.secured and progress.accepted and not progress.answered and not _is_timeout(error):
+        trouble = BROKEN
+    if trouble is not None:
+        return FetchError(Reason.TLS, trouble.sentence, accepted=progress.accepted, tls=trouble.code)
     reason, detail = _reason_of(error, progress)
     return FetchError(reason, detail, accepted=progress.accepted, answered=progress.answered)
 
 
+def _is_timeout(error: BaseException) -> bool:
+    return isinstance(error, (TimeoutError, httpx.TimeoutException))
+
+
 def _reason_of(error: BaseException, progress: Progress) -> tuple[Reason, str]:
-    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+    if _is_timeout(error):
         where = "while reading the answer" if progress.answered else "no answer" if progress.accepted else "no connection"
         return Reason.TIMEOUT, where
-    if any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes(error)):
         return Reason.REFUSED, ""
     if isinstance(error, httpx.RemoteProtocolError) and progress.answered:
         return Reason.TRUNCATED, "the connection closed before the announced end"
     return Reason.CONNECTION, type(error).__name__
-
-
-def _causes(error: BaseException | None, depth: int = 6) -> Iterator[BaseException]:
-    """The error and what it was raised from; the socket's own error lies up to four levels down."""
-    if error is None or depth == 0:
-        return
-    yield error
-    for inner in (*getattr(error, "exceptions", ()), error.__cause__ or error.__context__):
-        yield from _causes(inner, depth - 1)
 
 
 async def _follow(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], max_bytes: int, progress: Progress) -> Fetched:
@@ -176,14 +194,20 @@ async def opened(
     content: bytes | None = None,
 ) -> AsyncIterator[httpx.Response]:
     """An open response. A connection that was lost before any answer is tried once more, on a fresh one."""
+    limit_s = None if progress.deadline_s is None else CONNECT_SHARE * progress.deadline_s
     request = client.build_request(
-        method, url, headers={"accept-encoding": "identity", **headers}, content=content, extensions={"trace": progress.trace}
+        method,
+        url,
+        headers={"accept-encoding": "identity", **headers},
+        content=content,
+        timeout=httpx.Timeout(None, connect=limit_s),
+        extensions={"trace": progress.trace},
     )
     try:
         response = await client.send(request, stream=True)
     except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
         # The pool's connection may have been closed by the server while idle, which says nothing about the server now.
-        progress.accepted = progress.answered = False
+        progress.accepted = progress.answered = progress.secured = False
         response = await client.send(request, stream=True)
     try:
         yield response
@@ -212,9 +236,10 @@ async def status_error(response: httpx.Response) -> FetchError:
         body += chunk[: MAX_ERROR_BYTES - len(body)]
         if len(body) >= MAX_ERROR_BYTES:
             break
+    ours = response.status_code in (401, 403)
     return FetchError(
         Reason.HTTP_STATUS,
-        f"HTTP {response.status_code}",
+        f"HTTP {response.status_code}" + (": the credential is not accepted; check auth, or api_key_file" if ours else ""),
         status=response.status_code,
         accepted=True,
         answered=True,

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     HTTP_STATUS = "http_status"
     REDIRECT_LOOP = "redirect_loop"
     CONNECTION = "connection"
+    TLS = "tls"
 
     TOO_LARGE = "too_large"
     EMPTY = "empty"
@@ -62,6 +63,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.HTTP_STATUS: "the server answered with a status other than 200",
     Reason.REDIRECT_LOOP: "the server redirected too often, or elsewhere",
     Reason.CONNECTION: "the connection failed before the page was complete",
+    Reason.TLS: "the server and we could not agree on TLS: a certificate, a name or an authority",
     Reason.TOO_LARGE: f"the page is larger than {MAX_BYTES} bytes",
     Reason.EMPTY: "the page has no samples",
     Reason.NOT_EXPOSITION: "the body is not a metrics page",

@@ -43,7 +43,8 @@ _PROGRESS_HISTOGRAMS = (catalog.TTFT, catalog.ITL, catalog.LATENCY)
 
 @dataclass(frozen=True, slots=True)
 class PageRead:
-    """One read. ``problems`` counts by reason what was not used; ``code`` says in one word why there is no page."""
+    """One read. ``problems`` counts by reason what was not used; ``code`` says in one word why there is no page, ``detail`` in
+    more where more is known."""
 
     seen: PageSeen
     sent_s: float
@@ -54,6 +55,7 @@ class PageRead:
     gauges: Mapping[Output, Reading[float]] = field(default_factory=dict)
     problems: Mapping[Reason, int] = field(default_factory=dict)
     code: str = ""
+    detail: str = ""
     cost_s: float = 0.0
     """CPU seconds that the page took: measured for parsing, estimated from its size for receiving."""
     denied: bool = False
@@ -123,6 +125,7 @@ class PageReader:
             self._clock(),
             problems={error.reason: 1},
             code=code,
+            detail=error.detail,
             cost_s=self._cost_s,
             denied=status in (401, 403),
             loading=isinstance(error, FetchError) and status == 503 and is_loading(error.body),
@@ -205,8 +208,13 @@ def _work(
 
 
 def page_answer(error: PageError) -> Answer:
-    """What a lost page says about the engine: silence and refusal count, whatever else was answered does not."""
+    """What a lost page says about the engine: silence and refusal count, whatever else was answered does not.
+
+    A handshake that fails is an answer too, and mostly about us: a certificate that runs out must not take a fleet down.
+    """
     if not isinstance(error, FetchError) or error.answered:
+        return Answer.UNUSABLE
+    if error.reason is Reason.TLS:
         return Answer.UNUSABLE
     if error.reason is Reason.REFUSED:
         return Answer.REFUSED
@@ -224,6 +232,7 @@ class HealthRead:
     sent_s: float
     ended_s: float
     code: str = ""
+    detail: str = ""
 
 
 async def read_health(
@@ -243,7 +252,8 @@ async def read_health(
         await fetch(client, url, headers, deadline_s, MAX_HEALTH_BYTES)
     except FetchError as error:
         answer = Answer.LOADING if error.status in not_ready else health_answer(error)
-        return HealthRead(HealthSeen(answer, sent, error.code), sent, clock(), "" if answer is Answer.OK else error.code)
+        code, detail = ("", "") if answer is Answer.OK else (error.code, error.detail)
+        return HealthRead(HealthSeen(answer, sent, error.code), sent, clock(), code, detail)
     return HealthRead(HealthSeen(Answer.OK, sent), sent, clock())
 
 
@@ -252,6 +262,8 @@ def health_answer(error: FetchError) -> Answer:
     status = error.status
     if status is None:
         # 200 with a body that nobody needs to read to its end is as good as 200.
+        if error.reason is Reason.TLS:
+            return Answer.DENIED
         return Answer.OK if error.reason is Reason.TOO_LARGE else page_answer(error)
     if status in (401, 403, 404):
         return Answer.DENIED

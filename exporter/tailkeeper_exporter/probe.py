@@ -60,6 +60,8 @@ class ProbeResult:
     """The outcome in one word, more exact where there was an HTTP status: ``http_503``."""
     retry_after_s: float = 0.0
     degenerate: bool = False
+    detail: str = ""
+    """A failure in words, where more is known than the code says."""
 
     def seen(self) -> ProbeSeen:
         """The result as evidence of liveness. A token after the limit is life, though the outcome is a timeout."""
@@ -99,7 +101,7 @@ class Prober:
         started = self._clock()
         if self._request is None:
             return ProbeResult(Outcome.SKIPPED, started, started)
-        progress = Progress()
+        progress = Progress(deadline_s)
         try:
             with translated(progress):
                 async with asyncio.timeout(deadline_s):
@@ -218,12 +220,14 @@ class Prober:
         if outcome is Outcome.ANSWERED:
             first = now - sent
         retry = retry_after_s(error.retry_after)
-        return ProbeResult(outcome, sent, now, first, error.accepted, error.status, error.code, retry)
+        return ProbeResult(outcome, sent, now, first, error.accepted, error.status, error.code, retry, detail=error.detail)
 
 
 def _outcome_of(error: FetchError) -> Outcome:
     if error.status is not None:
         return outcome_of_status(error.status, error.body, error.retry_after)
+    if error.reason is Reason.TLS:
+        return Outcome.TLS
     if error.reason is Reason.TIMEOUT:
         return Outcome.TIMEOUT
     if error.reason is Reason.REFUSED:

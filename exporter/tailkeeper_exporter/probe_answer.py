@@ -26,6 +26,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
     UNAUTHORIZED = "unauthorized"
+    TLS = "tls"
+    """Certificates, ours or theirs, are not what they should be."""
     NOT_FOUND = "not_found"
     OVERLOADED = "overloaded"
     LOADING = "loading"
@@ -189,6 +191,7 @@ _ANSWERS: dict[Outcome, Answer] = {
     Outcome.REFUSED: Answer.REFUSED,
     Outcome.UNREACHABLE: Answer.UNREACHABLE,
     Outcome.UNAUTHORIZED: Answer.DENIED,
+    Outcome.TLS: Answer.DENIED,
     Outcome.NOT_FOUND: Answer.DENIED,
     Outcome.OVERLOADED: Answer.OVERLOADED,
     Outcome.LOADING: Answer.LOADING,

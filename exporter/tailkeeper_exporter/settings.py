@@ -95,6 +95,14 @@ class Auth(Settings):
     headers_file: Path | None = None
     """Lines of `Name: value`, for example a tenant header."""
 
+    @model_validator(mode="after")
+    def _fit_together(self) -> Auth:
+        if self.bearer_file is not None and self.basic_file is not None:
+            raise ValueError("bearer_file and basic_file are both for the header Authorization; leave one out")
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("key_file needs cert_file, the certificate of that key")
+        return self
+
 
 class ModelShape(Settings):
     """What the KV cache of one token costs: 2 · layers · kv_heads · head_dim · dtype_bytes bytes."""

@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.contract.router_worlds import ContractPrograms, KeptRouters
+from tests.contract.tls_world import TlsWorld
+from tests.contract.tls_world import tls_world as a_tls_world
 
 
 @pytest.fixture(scope="session")
 def kept_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptRouters]:
     with ExitStack() as stack:
         yield KeptRouters(stack, tmp_path_factory.mktemp("routers"))
+
+
+@pytest.fixture(scope="session")
+def tls_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsWorld]:
+    with a_tls_world(tmp_path_factory.mktemp("tls")) as world:
+        yield world
 
 
 @pytest.fixture

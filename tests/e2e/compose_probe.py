@@ -4,8 +4,9 @@
 
 Every target is scraped and every rule runs; a hang injected into one engine changes that engine's state at HAProxy and reaches
 Alertmanager and, from there, the watchdog's webhook; every board's queries to Prometheus have data; spans and logs of requests
-and of the watchdog arrive; and after the fault the weight is back. Each step prints how long it took. Exit 0, or 1 with the step
-that failed and what was last seen.
+and of the watchdog arrive; and after the fault the weight is back. The containers are small, hardened and nobody's root. Then the
+demo is left behind, and an engine outside the stack is watched after the edits that .env and deploy/own tell of. Each step prints
+how long it took. Exit 0, or 1 with the step that failed and what was last seen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import sys
 
 from tests.e2e.compose_boards import board_queries, boards_have_data, group_names, rules_run
+from tests.e2e.compose_containers import containers_are_hardened, images_are_small
+from tests.e2e.compose_own import is_probed, is_watched, own_engine
 from tests.e2e.compose_stack import Look, StepError, call, inside, published, query, until
 from tests.e2e.compose_telemetry import STORES, stub_received, telemetry_arrived
 
@@ -97,6 +100,8 @@ def main() -> int:
     ]
     try:
         until("Grafana (or its stub) answers", READY_S, grafana_answers)
+        until("every container is hardened and nobody is root", READY_S, containers_are_hardened)
+        until("little is installed", READY_S, images_are_small)
         until(f"targets up: {', '.join(sorted(JOBS))}", READY_S, targets_up)
         until(f"every rule of {len(group_names())} groups runs", READY_S, rules_run)
         until("every server of the pool serves requests", READY_S, all_serve_requests)
@@ -106,6 +111,9 @@ def main() -> int:
             until(step, limit_s, look)
         call("DELETE", f"http://fleet:8000/faults/{VICTIM}")
         until(f"{VICTIM} back at its full weight", BACK_S, back)
+        with own_engine():
+            until("one's own engine, outside the stack, serves at the console and in Prometheus", FOUND_S, is_watched)
+            until("one's own engine is probed", FOUND_S, is_probed)
     except StepError as error:
         print(f"probe FAILED: {error}", file=sys.stderr)
         return 1

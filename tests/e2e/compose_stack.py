@@ -27,11 +27,20 @@ class StepError(Exception):
     """A step that did not become true in time."""
 
 
-def compose(*arguments: str) -> str:
+def compose(*arguments: str, limit_s: float = 60) -> str:
     """Output of one docker compose command. Raises StepError with its error output."""
-    done = subprocess.run(["docker", "compose", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return docker("compose", *arguments, limit_s=limit_s)
+
+
+def docker(*arguments: str, limit_s: float = 60) -> str:
+    """Output of one docker command. Raises StepError with its error output, or after ``limit_s``."""
+    words = " ".join(("docker", *arguments[:2]))
+    try:
+        done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StepError(f"{words}: not done within {limit_s:g} s") from None
     if done.returncode != 0:
-        raise StepError(f"docker compose {arguments[0]}: {done.stderr.strip()[-500:]}")
+        raise StepError(f"{words}: {done.stderr.strip()[-500:]}")
     return done.stdout
 
 

@@ -44,6 +44,7 @@ _PACKAGES = {
     "amtool": "prometheus-alertmanager",
     "redis-server": "redis-server",
     "chromium": "chromium",
+    "openssl": "openssl",
 }
 """Debian's package for each binary; Debian calls Alertmanager's binary by the package's name."""
 

@@ -95,7 +95,7 @@ async def test_an_engine_that_hangs_is_still_found_while_it_is_a_target_and_gone
     ("answer", "said"),
     [
         (reply(422, {"status": "error", "error": "query processing would load too many samples"}), "http_422: query processing"),
-        (reply(401, "no"), "http_401"),
+        (reply(401, "no"), "HTTP 401: the credential is not accepted"),
         (reply(200, "<html>"), "is not that of Prometheus's query API"),
         (reply(200, {"status": "success", "data": {"result": [1]}}), "is not that of Prometheus's query API"),
         (reply(200, "x" * (9 * 1024 * 1024)), "too_large"),

@@ -264,7 +264,7 @@ async def test_a_backend_behind_tls_is_checked_and_reached(trusted: bool) -> Non
             assert told.status == (200 if trusted else 502)
             assert parts.seen[0].outcome == ("ok" if trusted else "error")
             if not trusted:
-                assert "CertVerification" in json.loads(told.body)["error"]["message"]
+                assert "tls_untrusted" in json.loads(told.body)["error"]["message"]
 
 
 async def test_the_benchmark_measures_both_ways_and_finds_no_stranger() -> None:

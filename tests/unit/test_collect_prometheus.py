@@ -21,7 +21,7 @@ def row(name: str, value: object, **labels: str) -> dict[str, Any]:
 
 
 class FakePrometheus:
-    """A fake of the client's one method: series to the first query, times to the second."""
+    """A fake of the client: series to the first query, times to the second."""
 
     def __init__(self, bad: dict[str, Any]) -> None:
         self.series = [row(catalog.BACKEND_STATE.name, "1", backend="a", state="serving"), bad]
@@ -29,6 +29,9 @@ class FakePrometheus:
 
     def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         return self.times if "timestamp" in query else self.series
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ async def test_a_series_that_cannot_be_read_costs_only_itself(bad: dict[str, Any
 
 
 class EnginesOnly:
-    """A fake of the client's one method: no series of ours, and engines' own raw samples to the third question."""
+    """A fake of the client: no series of ours, and engines' own raw samples to the third question."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -62,6 +65,9 @@ class EnginesOnly:
             return []
         self.questions.append(query)
         return self.rows
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
     def scrape(self, engine: Vllm, at: float, **labels: str) -> None:
         for name, own, value in engine.page(at, 1.0):

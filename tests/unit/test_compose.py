@@ -14,14 +14,18 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.make_token import make
+from deploy.make_token import make, without_gpus
 from tailkeeper.config import parse
 from tailkeeper_alerts.notifications.integrations import WatchdogWebhook
 from tailkeeper_alerts.notifications.receivers import SECRETS_DIR
+from tailkeeper_exporter.gpu import FileSource
+from tailkeeper_watchdog.model import Mode
+from tests.e2e import compose_own
+from tests.e2e.compose_own import written
 from tests.e2e.real_programs import binary
 
 ROOT = Path(__file__).parents[2]
-OURS = ("init", "exporter", "watchdog", "fleet", "haproxy", "load", "otel-collector", "tempo", "loki")
+OURS = ("init", "exporter", "exporter-gpu", "watchdog", "fleet", "haproxy", "load", "otel-collector", "tempo", "loki")
 """Services that run as our user; the other images bring users of their own, none of them root."""
 FROM_OUTSIDE = {"otel-collector", "tempo"}
 """Their images hold one program that cannot ask itself whether it is well: Prometheus says whether they are up."""
@@ -155,8 +159,52 @@ def test_the_demo_is_a_profile_and_nothing_else_needs_it() -> None:
 
 def test_every_variable_of_the_compose_file_has_a_value() -> None:
     used = set(re.findall(r"\$\{(\w+)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
-    assert used <= set(ENVIRONMENT)
+    assert used - {"COMPOSE_PROJECT_NAME"} <= set(ENVIRONMENT)  # that one is docker compose's own
     assert (ROOT / ENVIRONMENT["TAILKEEPER_CONFIG_DIR"] / "tailkeeper.yaml").is_file()
+
+
+def test_every_variable_is_explained() -> None:
+    lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if line and not line.startswith("#"):
+            before = next(above for above in reversed(lines[:number]) if not re.match(r"\w+_PORT=", above))
+            assert before.startswith("#"), line
+
+
+def test_the_gpu_profiles_exporter_is_the_other_one_with_gpus_and_never_runs_beside_it() -> None:
+    plain, gpu = SERVICES["exporter"], SERVICES["exporter-gpu"]
+    assert gpu["profiles"] == ["gpu"]
+    assert "profiles" not in plain
+    assert {key: gpu[key] for key in plain.keys() - {"deploy", "depends_on"}} == {
+        key: plain[key] for key in plain.keys() - {"deploy", "depends_on"}
+    }
+    (devices,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert (devices["driver"], devices["count"]) == ("nvidia", "all")
+    assert {"gpu", "utility"} == set(devices["capabilities"])
+    assert plain["deploy"]["replicas"] == "${TAILKEEPER_EXPORTERS}"
+    assert ENVIRONMENT["TAILKEEPER_EXPORTERS"] == "1"
+    # Docker gives a name once, and this is what compose calls the other's container.
+    assert gpu["container_name"] == "${COMPOSE_PROJECT_NAME}-exporter-1"
+    assert gpu["networks"]["default"]["aliases"] == ["exporter"]
+    for name, service in SERVICES.items():
+        needed = service.get("depends_on", {})
+        assert ("exporter" in needed) == ("exporter-gpu" in needed) or name == "exporter-gpu"
+        assert all(needed[other]["required"] is False for other in {"exporter", "exporter-gpu"} & needed.keys()), name
+
+
+def test_what_asks_engines_and_gateways_reaches_those_of_the_machine() -> None:
+    for name in ("exporter", "exporter-gpu", "watchdog"):
+        assert SERVICES[name]["extra_hosts"] == ["host.docker.internal:host-gateway"]
+
+
+def test_the_images_hold_the_versions_that_were_tested() -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"sh deploy/install.sh (\S+)$", dockerfile, flags=re.M) == ["gpu", "watchdog,demo,kubernetes"]
+    assert "pip install" not in dockerfile
+    (install,) = re.findall(r"^pip .* install (.+)$", (ROOT / "deploy/install.sh").read_text(encoding="utf-8"), flags=re.M)
+    assert "-c constraints.txt" in install
+    copied = (ROOT / "deploy/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {"!constraints.txt", "!deploy/install.sh"} <= set(copied)
 
 
 def test_the_check_takes_a_free_port_for_every_one_that_is_published() -> None:
@@ -172,6 +220,32 @@ def test_the_check_takes_a_free_port_for_every_one_that_is_published() -> None:
 
 def _configuration() -> Any:
     return parse(_yaml("deploy/config/tailkeeper.yaml"))
+
+
+def test_the_configuration_for_ones_own_engines_differs_in_the_engines_and_acts_on_nothing() -> None:
+    own, demo = parse(_yaml("deploy/own/tailkeeper.yaml")), _configuration()
+    assert own.watchdog == demo.watchdog
+    assert (own.exporter.listen, own.exporter.otlp) == (demo.exporter.listen, demo.exporter.otlp)
+    assert own.exporter.gpu.source == "auto"
+    assert {backend.url for backend in own.backends} == {"http://host.docker.internal:8000"}
+    assert own.gateways == ()
+    assert {getattr(own.policies, name).mode for name in type(own.policies).model_fields} == {Mode.OBSERVE}
+
+
+def test_what_is_commented_out_for_ones_own_engines_is_a_valid_configuration_too() -> None:
+    """A line that begins with `#` and then YAML, at its place: switched on, as its reader would."""
+    text = (ROOT / "deploy/own/tailkeeper.yaml").read_text(encoding="utf-8")
+    switched = re.sub(r"^( *)# ?(- \{|gateways:|  - \{|api_key_file:|gpus:|gateway:)", r"\1\2", text, flags=re.M)
+    config = parse(yaml.safe_load(switched.replace("gateways: []\n", "")))
+    assert [backend.name for backend in config.backends] == ["vllm-a", "vllm-b"]
+    assert (config.backends[0].gpus, config.backends[0].gateway[0].server) == (("0",), "llm/vllm-a")
+    assert config.gateways[0].name == "edge"
+
+
+def test_the_probe_finds_what_it_edits(tmp_path: Path) -> None:
+    written(tmp_path, 4711)
+    assert parse(yaml.safe_load((tmp_path / "tailkeeper.yaml").read_text(encoding="utf-8"))).backends[0].url.endswith(":4711")
+    assert set(compose_own.DEMO) == DEMO
 
 
 def test_the_configuration_is_valid_and_names_the_stacks_services() -> None:
@@ -298,6 +372,15 @@ def test_a_draft_left_by_a_killed_start_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "token.new").write_text("half", encoding="utf-8")
     assert make(tmp_path / "token")
     assert [path.name for path in tmp_path.iterdir()] == ["token"]
+
+
+def test_a_gpu_file_without_gpus_is_made_once_and_an_exporter_can_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.json"
+    without_gpus(file)
+    assert FileSource(file).devices() == ()
+    file.write_text("kept", encoding="utf-8")
+    without_gpus(file)
+    assert file.read_text(encoding="utf-8") == "kept"
 
 
 def test_the_token_is_never_printed(tmp_path: Path) -> None:

@@ -10,13 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
-import requests
 import structlog
-from prometheus_api_client import PrometheusConnect
 
 from tailkeeper_exporter.change_rights import read_token
 from tailkeeper_exporter.clients import Clients, headers_in
-from tailkeeper_watchdog.actuators import build_actuator, http_auth
+from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.kube_api import installed
 from tailkeeper_watchdog.alerting import Context, Links, alerts_for, lately_closed
 from tailkeeper_watchdog.api.app import build_api
@@ -28,6 +26,7 @@ from tailkeeper_watchdog.collect.base import Source
 from tailkeeper_watchdog.collect.exporter import ExporterSource
 from tailkeeper_watchdog.collect.native_pages import NativePages
 from tailkeeper_watchdog.collect.prometheus import PrometheusSource
+from tailkeeper_watchdog.collect.prometheus_client import PrometheusClient
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import block_e
@@ -64,14 +63,9 @@ def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[
     """What is read; ``fleet`` gives the backends' settings, by which their engines' own series are known."""
     source = config.watchdog.source
     if isinstance(source, PrometheusSourceSettings):
-        session = requests.Session()
-        session.trust_env = False
-        session.verify = str(source.auth.ca_file) if source.auth.ca_file else True
-        if source.auth.cert_file is not None:
-            session.cert = (str(source.auth.cert_file), str(source.auth.key_file or source.auth.cert_file))
-        client = PrometheusConnect(url=source.url, headers=dict(http_auth.headers(source.auth)), session=session)
-        return PrometheusSource(client, source.url, names, config.stale_after_s, NativePages(fleet, source.interval_s))
-    return ExporterSource(source.urls, names, config.stale_after_s)
+        pages = NativePages(fleet, source.interval_s)
+        return PrometheusSource(PrometheusClient(source), source.url, names, config.stale_after_s, pages)
+    return ExporterSource(source.urls, names, config.stale_after_s, source.auth)
 
 
 class Watchdog:

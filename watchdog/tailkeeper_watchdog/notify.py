@@ -17,6 +17,7 @@ import httpx
 import structlog
 
 from tailkeeper_exporter.settings import Auth
+from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog import alert_words
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
@@ -170,7 +171,15 @@ class Notifier:
         except CallError as failure:
             return failure.message
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
+            return self._failed(failure)
+
+    def _failed(self, failure: Exception) -> str:
+        trouble = tls_trouble(failure)
+        if trouble is None and self._url.startswith("https:") and isinstance(failure, (httpx.ReadError, httpx.WriteError)):
+            trouble = BROKEN
+        if trouble is None:
             return f"{type(failure).__name__}: {failure}"
+        return f"TLS: {trouble.at('watchdog.alertmanager.auth')}"
 
     async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> str | None:
         async with self._client.stream("POST", self._url, content=body, headers=dict(headers)) as response:
@@ -181,6 +190,8 @@ class Notifier:
                 said += part
                 if len(said) >= ERROR_BODY_LIMIT_BYTES:
                     break
+            if response.status_code in (401, 403):  # such an answer may quote the credential
+                return f"answered {response.status_code}: the credential is not accepted; check watchdog.alertmanager.auth"
             return f"answered {response.status_code}: {excerpt(said.decode('utf-8', 'replace'))}"
 
     def _note(self, error: str | None) -> None:

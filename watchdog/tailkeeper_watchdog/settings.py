@@ -128,6 +128,8 @@ class ExporterSource(Settings):
     urls: Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)] = ("http://127.0.0.1:9400",)
     interval_s: Seconds | None = None
     """How often the exporters read their engines; default the exporter's `scrape_interval_s` in the same file."""
+    auth: Auth = Auth()
+    """For a proxy before the exporters, which show their pages to everybody themselves."""
 
     @field_validator("urls")
     @classmethod

@@ -127,7 +127,8 @@ class PrometheusLister:
         try:
             fetched = await fetch(client, url, headers, deadline_s)
         except FetchError as error:
-            raise DiscoveryError(f"{self._settings.url}: {error.code}{_error_of(error.body)}") from error
+            why = error.detail if error.is_ours else error.code + _error_of(error.body)
+            raise DiscoveryError(f"{self._settings.url}: {why}") from error
         return label_sets(fetched.body, self._settings.url)
 
 

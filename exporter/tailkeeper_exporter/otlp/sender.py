@@ -27,6 +27,7 @@ from tailkeeper_exporter.clients import CredentialError
 from tailkeeper_exporter.otlp.counts import Counts, Outcome
 from tailkeeper_exporter.otlp.queue import Item, SendQueue
 from tailkeeper_exporter.probe_answer import retry_after_s
+from tailkeeper_exporter.tls import tls_trouble
 
 POST_S = 10.0
 """For a whole post, OpenTelemetry's usual limit."""
@@ -215,8 +216,10 @@ class Sender:
             return Answer(False, str(error), retry=True)
         except TimeoutError:
             return Answer(False, "timeout", retry=True)
-        except httpx.TransportError as error:
-            return Answer(False, type(error).__name__, retry=True)
+        except (httpx.TransportError, OSError) as error:
+            # An OSError is what TLS gives that ends only after its handshake, as where a client certificate is wanted.
+            trouble = tls_trouble(error)
+            return Answer(False, type(error).__name__ if trouble is None else trouble.code.value, retry=True)
         except httpx.RequestError as error:
             return Answer(False, type(error).__name__)
 

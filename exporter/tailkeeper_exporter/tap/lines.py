@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tap.knobs import Knobs, knobs_of
 from tailkeeper_exporter.tap.status import TapStatus
 
@@ -111,6 +112,11 @@ class TapPlan:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+
+    @property
+    def auth(self) -> Auth:
+        """What of the backend's `auth` is for connections; headers are the clients' own, and none is added to them."""
+        return Auth.model_validate({"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file})
 
 
 def plans_line(plans: tuple[TapPlan, ...]) -> bytes:

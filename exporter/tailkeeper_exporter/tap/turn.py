@@ -19,6 +19,7 @@ from tailkeeper_exporter.tap.messages import LAST_CHUNK, AnswerHead, Headers, Re
 from tailkeeper_exporter.tap.observe import Asked, Observation
 from tailkeeper_exporter.tap.outgoing import Client, Outgoing
 from tailkeeper_exporter.tap.upstream import Upstream
+from tailkeeper_exporter.tls import tls_trouble
 
 if TYPE_CHECKING:
     from tailkeeper_exporter.tap.gate import Tap
@@ -191,8 +192,10 @@ class Turn:
         except TimeoutError:
             self._refuse(504, "backend_timeout", "the backend did not accept a connection in time", "error")
         except (OSError, UnicodeError) as error:
-            message = f"the backend could not be reached: {type(error).__name__}"
-            self._refuse(502, "backend_unreachable", message, "error")
+            # To clients only what kind of failure it is: names of our files and hosts are for the exporter's log.
+            trouble = tls_trouble(error)
+            why = type(error).__name__ if trouble is None else trouble.code.value
+            self._refuse(502, "backend_unreachable", f"the backend could not be reached: {why}", "error")
         else:
             if self._ended:
                 upstream.drop()

@@ -18,10 +18,10 @@ import resource
 import secrets
 import signal
 import socket
-import ssl
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -38,6 +38,7 @@ from tailkeeper_exporter.tap.lines import Splitter, TapPlan
 from tailkeeper_exporter.tap.proxy import ClientConnection
 from tailkeeper_exporter.tap.status import TapStatus
 from tailkeeper_exporter.tap.upstream import Address, Pool
+from tailkeeper_exporter.tls import tls_context
 
 TICK_S = 0.25
 """How often what changed is told, and what took too long is ended."""
@@ -124,7 +125,7 @@ class Worker(asyncio.Protocol):
         """Make the taps at once, so that knobs which came in the same breath find them; listen right after."""
         means = Means(time.monotonic, time.time, secrets.token_hex, self._emit)
         for plan in plans:
-            pool = Pool(_address(plan), time.monotonic)
+            pool = Pool(_address(plan, lambda sentence: self.log("certificates", error=sentence)), time.monotonic)
             self._taps[plan.name] = Tap(plan.name, pool, Admission(Knobs()), LocalCache(CACHE_BYTES, CACHE_ENTRY_BYTES), means)
         task = asyncio.get_running_loop().create_task(self._listen(plans))
         self._tasks.add(task)
@@ -197,20 +198,13 @@ def _differs(before: TapStatus | None, now: TapStatus) -> bool:
     return before != replace(now, at_s=before.at_s)
 
 
-def _address(plan: TapPlan) -> Address:
+def _address(plan: TapPlan, warn: Callable[[str], None]) -> Address:
+    """The exporter has read the same files at its start, and said so where it could not."""
     parts = urlsplit(plan.url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    tls = _tls(plan) if secure else None
+    tls = tls_context(plan.auth, f"backends.{plan.name}.auth", warn) if secure else None
     return Address(parts.hostname or "", port, parts.path.rstrip("/").encode(), parts.netloc.encode(), tls)
-
-
-def _tls(plan: TapPlan) -> ssl.SSLContext:
-    """The exporter has read the same files at its start, and said so where it could not."""
-    context = ssl.create_default_context(cafile=plan.ca_file)
-    if plan.cert_file is not None:
-        context.load_cert_chain(plan.cert_file, plan.key_file)
-    return context
 
 
 async def _main(fd: int) -> None:

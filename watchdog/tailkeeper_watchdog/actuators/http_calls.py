@@ -18,6 +18,7 @@ import httpx
 
 from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.settings import Auth
+from tailkeeper_exporter.tls import BROKEN, TlsCode, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import ErrorKind
@@ -31,7 +32,7 @@ NAME_LIMIT_CHARS = 512
 T = TypeVar("T")
 Meaning = tuple[ErrorKind, str]
 _STATUS: Mapping[int, Meaning] = {
-    401: (ErrorKind.UNAUTHORIZED, "the credential was not accepted; check `auth` of this gateway"),
+    401: (ErrorKind.UNAUTHORIZED, "the credential is not accepted; check `auth` of this gateway"),
     403: (ErrorKind.UNAUTHORIZED, "the credential may not do this; check its rights at the gateway"),
     404: (ErrorKind.NOT_FOUND, "it is not known there"),
     429: (ErrorKind.UNREACHABLE, "the gateway is too busy and took nothing"),
@@ -109,7 +110,8 @@ def segment(name: str) -> str:
 
 
 class HttpCalls:
-    """Calls with one credential. Opens connections only when called; certificates are read when the first is opened."""
+    """Calls with one credential. Opens connections only when called; certificates are read when the first is opened, and again
+    where they changed."""
 
     def __init__(
         self,
@@ -138,12 +140,8 @@ class HttpCalls:
             async with client.stream(method, url, headers=headers, content=content) as response:
                 body = await _whole(response, self._limit if limit_bytes is None else limit_bytes)
                 return Answer(response.status_code, body, dict(response.headers), self._meanings)
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
-            # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
-            raise CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}") from error
-        except httpx.HTTPError as error:
-            # Its text may quote a header, so only its type is told.
-            raise CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__})") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            raise _failure(error, url) from error
 
     async def _opened(self, url: str) -> httpx.AsyncClient:
         if self._client is None:
@@ -158,6 +156,20 @@ class HttpCalls:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
+
+
+def _failure(error: Exception, url: str) -> CallError:
+    """What went wrong on the way, in words. An OSError is what TLS gives where the server ends it only after the handshake."""
+    trouble = tls_trouble(error)
+    if trouble is not None:
+        ours = trouble.code in (TlsCode.CERTIFICATE_WANTED, TlsCode.CERTIFICATE_REFUSED)
+        return CallError(ErrorKind.UNAUTHORIZED if ours else ErrorKind.UNREACHABLE, f"TLS: {trouble.sentence}")
+    if isinstance(error, (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError)):
+        # A UnicodeError is what a host name gives that is no name by IDNA, such as `xn--a`.
+        return CallError(ErrorKind.UNREACHABLE, f"cannot connect: {excerpt(str(error))}")
+    # Its text may quote a header, so only its type is told.
+    maybe = f"; over TLS: {BROKEN.sentence}" if url.startswith("https:") else ""
+    return CallError(ErrorKind.PROTOCOL, f"the connection broke before the answer ({type(error).__name__}){maybe}")
 
 
 async def _whole(response: httpx.Response, limit_bytes: int) -> bytes:

@@ -14,7 +14,10 @@ from typing import Any
 import httpx
 
 from tailkeeper_exporter import long_json, strict_json
+from tailkeeper_exporter.credentials import CredentialError, auth_headers
 from tailkeeper_exporter.exposition import PageError, PageParser
+from tailkeeper_exporter.settings import Auth
+from tailkeeper_exporter.tls import tls_context, tls_trouble
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 from tailkeeper_watchdog.collect.words import reasons_of
@@ -25,18 +28,27 @@ MAX_CONCURRENT = 64
 MAX_RECORDS = 5_000
 """Request records taken from one exporter in one round; the rest comes with the next."""
 MAX_NUMBER = 1e300
+KEY = "watchdog.source.auth"
+NO_AUTH = Auth()
 MAX_COUNT = 10**9
 """More tokens or requests than this at one backend is no count but a mistake."""
 
 
 class ExporterSource:
-    """Reads a fixed list of exporters. ``close`` it at the end."""
+    """Reads a fixed list of exporters. ``close`` it at the end.
 
-    def __init__(self, urls: tuple[str, ...], backends: tuple[str, ...], stale_after_s: float) -> None:
+    Raises CredentialError where a file of ``auth`` cannot be used; those of headers are read again in each round.
+    """
+
+    def __init__(self, urls: tuple[str, ...], backends: tuple[str, ...], stale_after_s: float, auth: Auth = NO_AUTH) -> None:
+        auth_headers(auth, KEY)  # a file that cannot be used ends the start, not the first round
+        self._auth = auth
         self._exporters = [_Exporter(url) for url in urls]
         self._last = LastWord(backends, stale_after_s)
         limits = httpx.Limits(max_connections=2 * MAX_CONCURRENT, max_keepalive_connections=2 * MAX_CONCURRENT)
-        self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
+        # Where nothing is encrypted there is nothing to verify, and building a context costs 20 ms.
+        tls = tls_context(auth, KEY) if any(url.startswith("https:") for url in urls) else False
+        self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False, verify=tls)
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
 
     def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
@@ -44,10 +56,22 @@ class ExporterSource:
 
     async def collect(self, now: float, deadline_s: float) -> Collected:
         ends_at = asyncio.get_running_loop().time() + deadline_s
+        await self._read_all(ends_at)
+        return self._told()
+
+    async def _read_all(self, ends_at: float) -> None:
+        try:
+            headers = {} if self._auth == NO_AUTH else await asyncio.to_thread(auth_headers, self._auth, KEY)
+        except CredentialError as error:
+            for exporter in self._exporters:
+                exporter.skip(str(error))
+            return
         async with asyncio.TaskGroup() as group:
             # Those that answer are asked first, then whoever has waited longest: hung ones must not take every place.
             for exporter in sorted(self._exporters, key=lambda e: (e.error is not None, e.asked_at)):
-                group.create_task(self._one(exporter, ends_at))
+                group.create_task(self._one(exporter, headers, ends_at))
+
+    def _told(self) -> Collected:
         errors: dict[str, str] = {}
         records: list[RequestRecord] = []
         for exporter in self._exporters:
@@ -60,7 +84,7 @@ class ExporterSource:
         default = failed[0] if failed else "no exporter reports this backend"
         return Collected(self._last.tell(time.monotonic(), errors, default), tuple(records), all_failed)
 
-    async def _one(self, exporter: _Exporter, ends_at: float) -> None:
+    async def _one(self, exporter: _Exporter, headers: Mapping[str, str], ends_at: float) -> None:
         """Within the deadline of the round, the wait for a place included."""
         try:
             async with asyncio.timeout_at(ends_at):
@@ -69,7 +93,7 @@ class ExporterSource:
             exporter.skip(f"not asked: {MAX_CONCURRENT} others had not answered by the deadline")
             return
         try:
-            await exporter.read(self._client, max(0.0, ends_at - asyncio.get_running_loop().time()))
+            await exporter.read(self._client, headers, max(0.0, ends_at - asyncio.get_running_loop().time()))
         finally:
             self._gate.release()
 
@@ -94,13 +118,13 @@ class _Exporter:
         self.records = ()
         self.error = f"{self._url}: {why}"
 
-    async def read(self, client: httpx.AsyncClient, deadline_s: float) -> None:
+    async def read(self, client: httpx.AsyncClient, headers: Mapping[str, str], deadline_s: float) -> None:
         self.records = ()
         taken_at = self.asked_at = time.monotonic()
         page, health, requests = await asyncio.gather(
-            self._get(client, "/metrics", deadline_s),
-            self._get(client, "/healthz", deadline_s),
-            self._get(client, f"/api/v1/requests?since={self._cursor}&limit={MAX_RECORDS}", deadline_s),
+            self._get(client, "/metrics", headers, deadline_s),
+            self._get(client, "/healthz", headers, deadline_s),
+            self._get(client, f"/api/v1/requests?since={self._cursor}&limit={MAX_RECORDS}", headers, deadline_s),
         )
         self.records = await self._records(requests)
         if isinstance(page, str):
@@ -115,10 +139,13 @@ class _Exporter:
         self.taken_at = taken_at
         self.error = None
 
-    async def _get(self, client: httpx.AsyncClient, path: str, deadline_s: float) -> bytes | str:
+    async def _get(self, client: httpx.AsyncClient, path: str, headers: Mapping[str, str], deadline_s: float) -> bytes | str:
         """The body, or in words why there is none. 503 is what ``/healthz`` says of a failing backend: a body too."""
         try:
-            async with asyncio.timeout(deadline_s), client.stream("GET", self._url + path, timeout=deadline_s) as response:
+            asking = client.stream("GET", self._url + path, headers=dict(headers), timeout=deadline_s)
+            async with asyncio.timeout(deadline_s), asking as response:
+                if response.status_code in (401, 403):
+                    return f"{path} answered {response.status_code}: the credential is not accepted; check {KEY}"
                 if response.status_code not in (200, 503):
                     return f"{path} answered {response.status_code}"
                 body = bytearray()
@@ -130,7 +157,8 @@ class _Exporter:
         except TimeoutError:
             return f"{path} did not answer within {deadline_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return f"{path}: {type(error).__name__}: {error}"
+            trouble = tls_trouble(error)
+            return f"{path}: {type(error).__name__}: {error}" if trouble is None else f"{path}: TLS: {trouble.at(KEY)}"
 
     async def _records(self, body: bytes | str) -> tuple[RequestRecord, ...]:
         document = await _json(body)

@@ -20,6 +20,7 @@ from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.native_pages import NativePages, Rows
 from tailkeeper_watchdog.collect.observe import WANTED, observe
+from tailkeeper_watchdog.collect.prometheus_client import words_of
 from tailkeeper_watchdog.collect.series import OURS, key_of
 
 
@@ -27,6 +28,7 @@ class Client(Protocol):
     """The part of ``PrometheusConnect`` that is used; it blocks, so it runs in a thread."""
 
     def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]: ...
+    def close(self) -> None: ...
 
 
 def series_query() -> str:
@@ -70,7 +72,7 @@ class PrometheusSource:
         except TimeoutError:
             return f"{self._url} did not answer within {deadline_s:g} s"
         except Exception as error:  # whatever the client library raises is one fact: nothing could be read
-            return f"{self._url}: {type(error).__name__}: {str(error)[:300]}"
+            return f"{self._url}: {words_of(error)}"
         wall, monotonic = time.time(), time.monotonic()
         taken_at = {
             _labels(row).get("backend", ""): monotonic - max(0.0, wall - at) for row in times if (at := _value(row)) is not None
@@ -94,6 +96,7 @@ class PrometheusSource:
     async def close(self) -> None:
         if self._busy is not None:
             self._busy.cancel()
+        await asyncio.to_thread(self._client.close)
 
 
 def _samples(rows: Rows) -> Iterator[tuple[SeriesKey, float]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailkeeper_exporter.liveness import Why
+from tailkeeper_exporter.tls import TlsCode
 
 MAX_REASONS = 10
 MAX_CHARS = 300
@@ -30,6 +31,8 @@ def _sentences(codes: list[str], checks: Mapping[str, Any]) -> Iterator[str]:
             yield f"work in flight and no token{_stalled(checks)}"
         elif code == Why.PROBE_UNANSWERED.value:
             yield "own probe accepted and not answered"
+        elif code in (Why.PROBE_DENIED.value, Why.HEALTH_DENIED.value) and (tls := _tls(checks)) is not None:
+            yield f"TLS to the engine fails: {tls.sentence}"
         elif code in whys:
             sentence = whys[code].sentence.rstrip(".")
             yield sentence[0].lower() + sentence[1:]
@@ -37,6 +40,12 @@ def _sentences(codes: list[str], checks: Mapping[str, Any]) -> Iterator[str]:
             yield from _failing_check(code, checks, codes)
         else:
             yield code
+
+
+def _tls(checks: Mapping[str, Any]) -> TlsCode | None:
+    """Why TLS fails, where a check says so; the sentence is of a list of ours, and nothing of it the exporter's."""
+    said = [check.get("reason") for check in checks.values() if isinstance(check, dict)]
+    return next((code for code in TlsCode if code.value in said), None)
 
 
 def _stalled(checks: Mapping[str, Any]) -> str:

@@ -123,7 +123,8 @@ class History:
             return json.loads(fetched.body)
         except FetchError as error:
             large = error.reason in (Reason.TOO_LARGE, Reason.TIMEOUT) or error.status in _TOO_MUCH
-            raise AskError(f"{self._url}: {error.code}{_said(error.body)}", large) from error
+            why = error.detail if error.is_ours else error.code + _said(error.body)
+            raise AskError(f"{self._url}: {why}", large) from error
         except (ValueError, RecursionError) as error:
             raise AskError(f"{self._url}: the answer is no JSON; is this the address of a Prometheus server?") from error
 
