@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
-import kubernetes_validate
 import yaml
+from kubernetes_validate.utils import validate
 
 from tailkeeper.config import Config, load
 from tests.contract.from_wheels import from_wheel
@@ -115,7 +115,7 @@ def check(thing: Thing) -> None:
         jsonschema.Draft7Validator(schema).validate(placed)
         return
     for version in VERSIONS:
-        kubernetes_validate.validate(thing, version, strict=True)
+        validate(thing, version, strict=True)
 
 
 def pod_specs(things: Mapping[Key, Thing]) -> Iterator[tuple[Key, Thing]]:
