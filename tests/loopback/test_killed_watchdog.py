@@ -35,7 +35,7 @@ STORY = [
     (0.5, {}, {}, "b"),  # a person releases
 ]
 LENGTH_S = sum(part[0] for part in STORY)
-WELL = [(2.5, {"b": "serving"}, dict.fromkeys(NAMES, 0.0), ""), (0.5, {}, {}, "b")]
+WELL = [(11.0, {"b": "serving"}, dict.fromkeys(NAMES, 0.0), ""), (0.5, {}, {}, "b")]
 """Everybody is well: what returns by itself does so, and a person ends a quarantine."""
 OTHERS = {"x": NORMAL | {"weight": 0.25, "admission": "drain"}}
 """A server that is none of ours, as somebody left it."""

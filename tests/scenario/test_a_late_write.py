@@ -79,8 +79,10 @@ async def test_a_drain_that_no_answer_came_to_is_said_and_counted_once_it_is_in_
     assert world.ledger.attempts(world.clock.wall()) == {"b": 1}
 
 
-async def test_a_refusal_does_not_call_back_the_write_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0, 20])
+async def test_a_refusal_does_not_call_back_the_write_before_it(tmp_path: Path, seconds: float) -> None:
     world, gateway = await _one_write_is_late(tmp_path, State.HUNG)
+    await world.run(seconds)
     gateway.late, gateway.refuses = False, True
     while not gateway.refused:
         await world.run(0.5)

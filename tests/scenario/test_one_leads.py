@@ -9,7 +9,8 @@ import pytest
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.leadership import NotLeadingError
-from tailkeeper_watchdog.model import DRAIN, SERVE
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Pending
+from tests.scenario.slow_gateway import SlowWorld
 from tests.scenario.world import World
 from tests.unit.watchdog_http import asked
 
@@ -49,6 +50,23 @@ async def world(tmp_path: Path, told: Told) -> World:
     world.start()
     await world.run(1)
     return world
+
+
+async def test_who_leads_no_more_writes_down_nothing_of_what_comes_late(tmp_path: Path, told: Told) -> None:
+    world = SlowWorld(tmp_path / "ledger.db", lambda: 6.0)
+    world.leadership = told
+    world.start()
+    await world.run(2)
+    for weight in (0.5, 0.7):
+        world.want("b", weight)
+        await world.run(1)
+    told.leader = OTHER
+    leases = world.ledger.leases()
+    noted: Pending = {("edge", "c", Knob.WEIGHT): {0.5: world.clock.wall()}}
+    world.ledger.note_pending(noted)
+    await world.run(20)
+    assert world.weight("b") == 0.7
+    assert (world.ledger.leases(), world.ledger.pending()) == (leases, noted)
 
 
 async def test_who_leads_no_more_drains_nobody_and_gives_nothing_back(world: World, told: Told) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.core import PolicySetting
-from tailkeeper_watchdog.model import DRAIN, Backend, Knob, Mode, Target
+from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, Knob, Mode, Target
 from tailkeeper_watchdog.records.file import read
 from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.records.lines import RecordedTick, RunStart
 from tailkeeper_watchdog.replay.own import again, decided_by
 from tailkeeper_watchdog.replay.simulated import Decider
 from tests.scenario.recorded_world import RecordedWorld
+from tests.scenario.slow_gateway import SlowGateway
 from tests.scenario.world import FakeGateway
 
 
@@ -57,6 +58,22 @@ async def test_every_finding_wish_verdict_and_decision_comes_out_the_same(tmp_pa
     assert outcomes == world.outcomes
     verdicts = {d["verdict"] for o in outcomes for d in o.decisions}
     assert {"applied", "failed", "refused", "released"} <= verdicts, "an uneventful world proves nothing"
+
+
+async def test_ticks_that_wait_for_a_late_write_come_out_the_same(tmp_path: Path) -> None:
+    world = RecordedWorld(tmp_path)
+    world.gateway = SlowGateway(world.clock, lambda: 1.7)
+    world.actuators = {"edge": world.gateway}
+    world.start()
+    for state in (State.SERVING, State.HUNG, State.SERVING, State.HUNG, State.SERVING):
+        world.sick["b"].state = state
+        await world.run(1)
+    await world.run(40)
+    run, outcomes = await world.replayed()
+    assert run.compared.differences == []
+    assert outcomes == world.outcomes
+    given = [step.inputs for step in read(world.file) if isinstance(step, RecordedTick)]
+    assert {DRAIN, SERVE} == {value for x in given if x is not None for value in x.pending.get(("edge", "b", Knob.ADMISSION), ())}
 
 
 async def test_a_tick_that_failed_is_replayed_as_one(tmp_path: Path) -> None:

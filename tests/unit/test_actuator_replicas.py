@@ -82,22 +82,24 @@ def fails(kind: ErrorKind) -> Scripted:
 
 
 KINDS = [
-    ((ErrorKind.UNREACHABLE, None), ErrorKind.PROTOCOL),  # Something was sent, so it must be read before anything else.
-    ((None, ErrorKind.UNAUTHORIZED), ErrorKind.UNAUTHORIZED),
-    ((ErrorKind.UNREACHABLE, ErrorKind.UNREACHABLE), ErrorKind.UNREACHABLE),
-    ((ErrorKind.TIMEOUT, ErrorKind.REFUSED), ErrorKind.REFUSED),
-    ((ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT), ErrorKind.TIMEOUT),
+    ((ErrorKind.UNREACHABLE, None), ErrorKind.PROTOCOL, False),  # Something was sent, so it must be read before anything else.
+    ((None, ErrorKind.UNAUTHORIZED), ErrorKind.UNAUTHORIZED, False),
+    ((ErrorKind.UNREACHABLE, ErrorKind.UNREACHABLE), ErrorKind.UNREACHABLE, False),
+    ((ErrorKind.TIMEOUT, ErrorKind.REFUSED), ErrorKind.REFUSED, True),
+    ((ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT), ErrorKind.TIMEOUT, True),
+    ((None, ErrorKind.PROTOCOL), ErrorKind.PROTOCOL, True),
 ]
 
 
-@pytest.mark.parametrize(("errors", "kind"), KINDS)
+@pytest.mark.parametrize(("errors", "kind", "may_be_done"), KINDS)
 async def test_a_write_that_fails_somewhere_fails_with_the_kind_that_people_must_hear_of(
-    errors: tuple[ErrorKind | None, ErrorKind | None], kind: ErrorKind
+    errors: tuple[ErrorKind | None, ErrorKind | None], kind: ErrorKind, may_be_done: bool
 ) -> None:
     replicas = [Scripted("x") if error is None else fails(error) for error in errors]
     with pytest.raises(ActuatorError, match="why") as caught:
         await pair(replicas[0], replicas[1]).write("a", {Knob.WEIGHT: 0.5}, 1.0)
     assert caught.value.kind is kind
+    assert caught.value.may_be_done is may_be_done
     assert caught.value.gateway == "edge"
     assert all(bool(replica.written) == (replica.error is None) for replica in replicas)
 

@@ -7,6 +7,7 @@ from tailkeeper_watchdog.actuators.contract import ServerState, Support
 from tailkeeper_watchdog.guards import GuardContext, judge
 from tailkeeper_watchdog.model import (
     DRAIN,
+    EMPTY,
     SERVE,
     Backend,
     BackendObservation,
@@ -15,6 +16,7 @@ from tailkeeper_watchdog.model import (
     Knob,
     Lease,
     Mode,
+    Pending,
     Refusal,
     Target,
 )
@@ -24,7 +26,7 @@ NAMES = ("a", "b", "c", "d")
 EAST, WEST = ({n: Target(gateway, n, "llm") for n in NAMES} for gateway in ("east", "west"))
 
 
-def judged(drained: set[Target], leases: tuple[Lease, ...] = ()) -> Refusal | None:
+def judged(drained: set[Target], leases: tuple[Lease, ...] = (), pending: Pending = EMPTY) -> Refusal | None:
     """The verdict on a drain of hung "b", which both gateways serve, where ``drained`` are out already."""
     backends = tuple(Backend(n, "m", (EAST[n], WEST[n])) for n in NAMES)
     seen = {n: BackendObservation(n, State.HUNG if n == "b" else State.SERVING, 0.0) for n in NAMES}
@@ -39,6 +41,7 @@ def judged(drained: set[Target], leases: tuple[Lease, ...] = ()) -> Refusal | No
         leases=leases,
         servers=servers,
         support={("b", Knob.ADMISSION): Support(True)},
+        pending=pending,
     )
     wish = DesiredState("p", "b", Knob.ADMISSION, DRAIN, "hung", Mode.ENFORCE, ("x", "y"), 0.0)
     return judge((wish,), context)[0].refusal
@@ -54,6 +57,12 @@ def test_a_drain_in_force_at_every_gateway_is_a_renewal() -> None:
 
 def test_a_drain_in_force_at_one_gateway_may_be_completed_at_the_other_within_the_cap() -> None:
     assert judged({EAST["b"]}) is None
+
+
+def test_whoever_may_yet_be_taken_out_by_a_write_from_before_counts_for_the_cap() -> None:
+    lease = Lease(1, "a", WEST["a"], Knob.WEIGHT, "p", 1.0, 0.7, "why", 0.0, 300.0, confirmed=True)
+    assert judged(set(), (lease,), {lease.place: {0.6: 1_010.0}}) is None
+    assert judged(set(), (lease,), {lease.place: {0.6: 1_010.0, 0.25: 1_010.0}}) is Refusal.CAP
 
 
 def test_a_server_whose_gateway_does_not_say_is_not_counted_as_left_serving() -> None:

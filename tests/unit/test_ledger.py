@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, MAX_WEIGHTS_CHANGES, Ledger, LedgerError
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Target, WeightsChange
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Pending, Target, WeightsChange
 
 SCHEMA_2 = """
 CREATE TABLE leases (
@@ -50,6 +50,24 @@ def test_a_second_change_of_the_same_knob_keeps_the_first_prior_value(path: Path
     ledger.confirm(first.id, 0.5)
     second = ledger.intend("b", B, Knob.WEIGHT, "p", 0.5, 0.1, "slower", 20.0, 320.0)
     assert (second.id, second.prior, second.written, second.confirmed) == (first.id, 1.0, 0.1, False)
+
+
+def test_a_lease_that_has_run_out_is_as_if_its_write_had_not_come_yet(path: Path) -> None:
+    ledger = Ledger(path)
+    lease = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.25, "slow", 10.0, 310.0, before=0.5)
+    ledger.confirm(lease.id, 0.25)
+    ledger.run_out(lease.id, 20.0)
+    (found,) = ledger.leases()
+    assert (found.expires_unix_s, found.confirmed, found.written, found.before) == (20.0, False, 0.25, 1.0)
+
+
+def test_what_is_pending_is_there_after_a_restart(path: Path) -> None:
+    pending: Pending = {("edge", "b", Knob.WEIGHT): {0.5: 1_010.0, 1.0: 1_011.5}, ("edge", "b", Knob.ADMISSION): {DRAIN: 1_012.0}}
+    Ledger(path).note_pending(pending)
+    again = Ledger(path)
+    assert again.pending() == pending
+    again.note_pending({})
+    assert again.pending() == {}
 
 
 def test_an_ended_lease_makes_room_for_a_new_one(path: Path) -> None:

@@ -19,6 +19,8 @@ from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
     FleetSnapshot,
+    Knob,
+    Pending,
     RequestRecord,
     Situation,
     Slo,
@@ -42,7 +44,9 @@ def tick(number: int, note: str = "") -> tuple[TickRecord, TickInputs]:
     collected = Collected({"a": seen}, (RequestRecord("a", "ok", 0.1, None, 2.0),))
     snapshot = FleetSnapshot(number, float(number), 1e9 + number, FLEET, collected.observations)
     record = TickRecord(number, 1e9 + number, 0.01, Situation(snapshot, {}, {}, {}, Slo(), 3.0), (), (), (), ())
-    inputs = TickInputs(number, 0.0, float(number), 1e9 + number, FLEET, collected, GatewayReport({}, {}), executed=NOTHING)
+    pending: Pending = {("edge", "a", Knob.WEIGHT): {0.5: 1e9 + number}} if number % 3 else {}
+    report = GatewayReport({}, {})
+    inputs = TickInputs(number, 0.0, float(number), 1e9 + number, FLEET, collected, report, pending=pending, executed=NOTHING)
     return record, inputs
 
 

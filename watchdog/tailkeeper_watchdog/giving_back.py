@@ -10,10 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tailkeeper_watchdog.actuators.contract import ServerState
-from tailkeeper_watchdog.model import EMPTY, Knob, KnobValue, Lease, Target
+from tailkeeper_watchdog.model import EMPTY, Knob, KnobValue, Lease, Pending, Target
+from tailkeeper_watchdog.pending import MAY_COME_S, ends_too_early
 from tailkeeper_watchdog.plan import Change, ChangeKind, as_found, same
 
 Kept = tuple[Lease, str]
+MAY_STILL_COME = (
+    f"a write from before may still be done within {MAY_COME_S:g} s; a running watchdog gives it back then, else release again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +29,20 @@ class Reach:
     gone: frozenset[str] = frozenset()
 
 
-def give_back(leases: Iterable[Lease], reach: Reach, why: str, now_unix_s: float) -> tuple[tuple[Change, ...], tuple[Kept, ...]]:
+def give_back(
+    leases: Iterable[Lease], reach: Reach, why: str, now_unix_s: float, pending: Pending = EMPTY
+) -> tuple[tuple[Change, ...], tuple[Kept, ...]]:
     """The changes of a release, weights first, so that traffic finds its door last; and what is kept, each with why."""
     changes: list[Change] = []
     kept: list[Kept] = []
     for lease in sorted(leases, key=lambda lease: lease.knob is Knob.ADMISSION):
         state = reach.servers.get(lease.target)
         actual = None if state is None else state.values.get(lease.knob)
-        if actual is not None:
-            changes.append(_settled(lease, actual, why))
+        settled = None if actual is None else _settled(lease, actual, why)
+        if settled is not None and ends_too_early(settled, pending):
+            kept.append((lease, MAY_STILL_COME))
+        elif settled is not None:
+            changes.append(settled)
         elif (lost := nothing_left(lease, reach)) is not None and now_unix_s >= lease.expires_unix_s:
             changes.append(_change(ChangeKind.LOST, lease, f"{why}; {lost}"))
         else:

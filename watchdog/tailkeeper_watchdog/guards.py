@@ -22,6 +22,7 @@ from tailkeeper_watchdog.model import (
     Knob,
     KnobValue,
     Lease,
+    Pending,
     Pool,
     Refusal,
     Target,
@@ -60,6 +61,7 @@ class GuardContext:
     """When each knob of a backend was last changed by us."""
     released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """When a person last had a backend released."""
+    pending: Pending = field(default_factory=lambda: EMPTY)
     without_doors: frozenset[str] = frozenset()
     """Gateways that carry no traffic: whoever is set up there shares no load, so the servers of one are no pool. What such a
     gateway says of a server in service counts all the same."""
@@ -122,7 +124,7 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
             serving.add(backend.name)
     pools = {pool: tuple(found) for pool, found in members.items()}
     drained_in, acted_on_in, silent_in = _out(context)
-    acted_on = {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if acted_on_by(lease)}
+    acted_on = {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if _may_act(lease, context)}
     return _Tally(drained_in, acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of, silent_in)
 
 
@@ -169,6 +171,12 @@ def acted_on_by(lease: Lease) -> bool:
     if is_drain(lease.knob, lease.written):
         return True
     return lease.knob is Knob.WEIGHT and float(lease.written) < ACTED_ON_SHARE * float(lease.prior)
+
+
+def _may_act(lease: Lease, context: GuardContext) -> bool:
+    """Whether it keeps its backend acted on, or something that we wrote there earlier may yet."""
+    pending = context.pending.get(lease.place, ()) if context.pending else ()
+    return acted_on_by(lease) or any(acted_on_by(replace(lease, written=value)) for value in pending)
 
 
 def _gets_nothing(server: ServerState) -> bool:

@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Target, WeightsChange
+from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Pending, Target, WeightsChange
 
 SCHEMA_VERSION = 3
 """2 added what was in force before a lease, 3 the changes of the HScore's weights."""
@@ -149,6 +149,10 @@ class Ledger:
     def renew(self, lease_id: int, expires: float) -> None:
         self._run("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))
 
+    def run_out(self, lease_id: int, now: float) -> None:
+        """Its prior value is in force, and what we wrote may still come: it is known as ours then, and given back at once."""
+        self._run("UPDATE leases SET expires=?, confirmed=0, before=prior WHERE id=?", (now, lease_id))
+
     def note_reverts(self, lease_id: int, reverts: int) -> None:
         self._run("UPDATE leases SET reverts=? WHERE id=?", (reverts, lease_id))
 
@@ -245,6 +249,17 @@ class Ledger:
         """A person has looked at these: they count from one again."""
         for name in backends:
             self._run("DELETE FROM attempts WHERE backend = ?", (name,))
+
+    # Writes that may still come to be in force
+
+    def pending(self) -> Pending:
+        """As it was last noted, what is over included."""
+        rows = json.loads(self.get_meta("pending") or "[]")
+        return {(gateway, server, Knob(knob)): dict(values) for gateway, server, knob, values in rows}
+
+    def note_pending(self, pending: Pending) -> None:
+        rows = [[*place, list(values.items())] for place, values in pending.items()]
+        self.set_meta("pending", json.dumps(rows) if rows else None)
 
     # Small facts that must survive a restart: paused, holds
 

@@ -46,6 +46,7 @@ from tailkeeper_watchdog.model import (
     TickRecord,
     Verdict,
 )
+from tailkeeper_watchdog.pending import arrivals, ends_too_early
 from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, plan
 from tailkeeper_watchdog.quarantine import quarantined
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends, has_arrived
@@ -191,12 +192,14 @@ class Loop:
         await self._ask_who_leads()
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
-        owned = tuple(lease for lease in leases if self.fleet.owns(lease))
         collected, self.report = await self._collect(started, leases)
         self._learn_support()
         self._lap(Step.COLLECT)
         snapshot = self._snapshot(collected)
         given = self.inputs = self._given(started, snapshot, collected, noted, rules)
+        arrived = arrivals(leases, self.report.servers, given.pending)
+        leases = tuple(arrived.get(lease.id, lease) for lease in leases)
+        owned = tuple(lease for lease in leases if self.fleet.owns(lease))
         memory, situation = core.score_fleet(snapshot, collected.records, self.memory, rules)
         situation = core.with_gateways(situation, self.report.servers, leases)
         self._lap(Step.SCORE)
@@ -211,7 +214,7 @@ class Loop:
         memory, changes = self._plan(situation, memory, verdicts, leases, owned, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
         self._lap(Step.GUARD)
-        executed = await self._act(changes, given)
+        executed = await self._act(changes, tuple(arrived.values()), given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
         self._lap(Step.ACT)
         decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
@@ -259,6 +262,7 @@ class Loop:
             holds={name: hold.reason for name, hold in parts.switches.holds().items()},
             attempts=parts.ledger.attempts(snapshot.time_unix_s),
             released_at=dict(self._released_at),
+            pending=parts.reconciler.pending(),
         )
 
     def _learn_support(self) -> None:
@@ -355,6 +359,7 @@ class Loop:
             contended=frozenset(self._contended_until),
             changed_at=self._changed_at,
             released_at=self._released_at,
+            pending=given.pending,
             without_doors=given.without_doors,
         )
 
@@ -383,6 +388,7 @@ class Loop:
         )
         returning, changes = plan(given, memory.returning)
         changes = (*changes, *self._leftovers(situation.snapshot, leases, held))
+        changes = tuple(change for change in changes if not ends_too_early(change, inputs.pending))
         return replace(memory, returning=returning), self._backoff.ready(changes, situation.snapshot.now)
 
     def _leftovers(self, snapshot: FleetSnapshot, leases: tuple[Lease, ...], held: frozenset[str]) -> tuple[Change, ...]:
@@ -400,9 +406,10 @@ class Loop:
             )
         )
 
-    async def _act(self, changes: tuple[Change, ...], given: TickInputs) -> Executed:
-        if changes and await self._ask_who_leads() is not None:
-            changes = ()  # not even giving back: whoever leads now sees to it
+    async def _act(self, changes: tuple[Change, ...], arrived: tuple[Lease, ...], given: TickInputs) -> Executed:
+        if (changes or arrived) and await self._ask_who_leads() is not None:
+            changes, arrived = (), ()  # not even giving back: whoever leads now sees to it
+        self.parts.reconciler.note_arrived(arrived)
         executed = await self.parts.reconciler.execute(changes, self._tick, ACT_DEADLINE_S)
         now, wall = self.parts.monotonic(), self.parts.wall()
         self.inputs = replace(given, executed=executed, acted=now, acted_unix_s=wall)

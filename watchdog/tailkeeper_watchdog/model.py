@@ -38,6 +38,10 @@ DRAIN = "drain"
 KnobValue = float | str
 Pool = tuple[str, str]
 """Gateway and pool."""
+Place = tuple[str, str, Knob]
+"""Gateway, server, knob: what the ledger tells leases apart by, because pools and backends are renamed."""
+Pending = Mapping[Place, Mapping[KnobValue, float]]
+"""Values that we have sent and that may still come to be in force, and until when, in epoch seconds."""
 
 
 class Mode(StrEnum):
@@ -517,6 +521,10 @@ class Lease:
     """How often a foreign hand undid it since."""
     before: KnobValue | None = None
     """What was in force when ``written`` was intended: while unconfirmed, the write may not have arrived, and this is ours."""
+
+    @property
+    def place(self) -> Place:
+        return self.target.gateway, self.target.server, self.knob
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from tailkeeper_watchdog.model import (
     Knob,
     KnobValue,
     Lease,
+    Place,
     Situation,
     Target,
 )
@@ -71,6 +72,10 @@ class Change:
     reverts: int = 0
     actual: KnobValue | None = None
     """What the gateway reported when this was planned; the prior value unless given."""
+
+    @property
+    def place(self) -> Place:
+        return self.target.gateway, self.target.server, self.knob
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from tailkeeper_watchdog.actuators.contract import Actuator, ActuatorError, ErrorKind, ServerState, Support
 from tailkeeper_watchdog.decision_log import DecisionLog
-from tailkeeper_watchdog.giving_back import Kept, Reach, give_back
+from tailkeeper_watchdog.giving_back import MAY_STILL_COME, Kept, Reach, give_back
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
-from tailkeeper_watchdog.model import EMPTY, Backend, Decision, Knob, KnobValue, Lease, Outcome, Target
+from tailkeeper_watchdog.model import EMPTY, Backend, Decision, Knob, KnobValue, Lease, Outcome, Pending, Target
+from tailkeeper_watchdog.pending import PendingWrites, arrivals, may_end
 from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same, written
 
 MAX_CHANGES_PER_TICK = 64
@@ -56,7 +57,7 @@ class Executed:
     contended: frozenset[tuple[str, Knob]]
     no_ramp: frozenset[Target]
     kept: tuple[Kept, ...] = ()
-    """Of a release: leases for which nothing could be done, each with why and what to do."""
+    """Leases that could not be ended, each with why and what to do."""
 
 
 def support_of(knob: Knob, gateways: Sequence[Actuator]) -> Support:
@@ -72,7 +73,7 @@ def _has_door(gateway: Actuator) -> bool:
 
 
 class Reconciler:
-    """Owns the actuators. ``wall`` gives epoch seconds."""
+    """Owns the actuators and the memory of what is pending there. ``wall`` gives epoch seconds. Raises LedgerError."""
 
     def __init__(
         self,
@@ -87,6 +88,8 @@ class Reconciler:
         self._log = log
         self._lease_s = lease_s
         self._wall = wall
+        self._noted_pending = ledger.pending()
+        self._pending = PendingWrites(wall, self._noted_pending, ledger.leases())
         self.without_doors = frozenset(name for name, actuator in actuators.items() if not _has_door(actuator))
         """Gateways that carry no traffic, and so can take none away."""
 
@@ -120,6 +123,18 @@ class Reconciler:
     def _may_have(self, target: Target, knob: Knob, report: GatewayReport) -> bool:
         actuator, state = self._actuators.get(target.gateway), report.servers.get(target)
         return actuator is not None and actuator.supports(knob).enforceable and (state is None or knob not in state.cannot)
+
+    def pending(self) -> Pending:
+        """What we sent and what may still come to be in force."""
+        return self._pending.everywhere()
+
+    def note_arrived(self, leases: tuple[Lease, ...]) -> None:
+        """See ``arrivals``. Once such a value is pending no more, nothing but the ledger tells that it is ours."""
+        if not leases:
+            return
+        with self._ledger.together():
+            for lease in leases:
+                self._ledger.confirm(lease.id, lease.written)
 
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         """Ask every gateway about every server of ours, all at once; never raises."""
@@ -159,7 +174,7 @@ class Reconciler:
 
         With ``leader`` everything is done, however long it takes, as long as it says, asked again and again, that we lead.
         """
-        run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, tick, deadline_s, leader)
+        run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, self._pending, tick, deadline_s, leader)
         by_gateway: dict[str, list[Change]] = {}
         late = {id(c) for c in [c for c in changes if c.kind in CALLS][MAX_CHANGES_PER_TICK:]} if leader is None else set()
         run.renew([change for change in changes if change.kind is ChangeKind.RENEW])
@@ -169,6 +184,8 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             for batch in by_gateway.values():
                 group.create_task(run.batch(batch))
+        if changes:  # else whoever leads now has the ledger
+            self._note_pending()
         return Executed(
             tuple(run.decisions),
             frozenset(run.changed),
@@ -178,6 +195,13 @@ class Reconciler:
             tuple(run.kept),
         )
 
+    def _note_pending(self) -> None:
+        """For whoever starts after us."""
+        pending = self.pending()
+        if pending != self._noted_pending:
+            self._ledger.note_pending(pending)
+            self._noted_pending = pending
+
     async def release(
         self, leases: tuple[Lease, ...], tick: int, why: str, deadline_s: float, leader: AskLeader = alone
     ) -> Executed:
@@ -185,8 +209,10 @@ class Reconciler:
 
         ``leader`` has just said that we lead; it is asked again before what is begun later.
         """
-        report = await self.read(as_backends(leases), deadline_s)
-        changes, kept = give_back(leases, report.reach, why, self._wall())
+        report, pending = await self.read(as_backends(leases), deadline_s), self.pending()
+        arrived = arrivals(leases, report.servers, pending)
+        found = [arrived.get(lease.id, lease) for lease in leases]
+        changes, kept = give_back(found, report.reach, why, self._wall(), pending)
         executed = await self.execute(changes, tick, deadline_s, leader)
         return replace(executed, kept=(*kept, *executed.kept))
 
@@ -233,12 +259,13 @@ class _Run:
         log: DecisionLog,
         lease_s: float,
         wall: Callable[[], float],
+        pending: PendingWrites,
         tick: int,
         deadline_s: float,
         leader: AskLeader | None,
     ) -> None:
         self._actuators, self._ledger, self._log, self._lease_s, self._wall = actuators, ledger, log, lease_s, wall
-        self._tick, self._deadline_s, self._leader = tick, deadline_s, leader
+        self._pending, self._tick, self._deadline_s, self._leader = pending, tick, deadline_s, leader
         self.failed: set[tuple[Target, Knob]] = set()
         self.decisions: list[Decision] = []
         self.changed: set[tuple[str, Knob]] = set()
@@ -332,11 +359,10 @@ class _Run:
             self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior
-        # Then the next tick sees what became of it. A write that is still out may arrive, whatever is said to the one after it.
-        is_out = change.lease is not None and not change.lease.confirmed
-        may_arrive = is_out or (failure is not None and failure.kind is ErrorKind.TIMEOUT)
         unchanged = actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value)
-        if unchanged and not may_arrive:
+        # A refusal of this write says nothing of those before it: else the next ticks see what becomes of them.
+        is_over = (change.lease is None or change.lease.confirmed) and not self._pending.at(lease.place)
+        if unchanged and is_over:
             self._undo_intent(lease, change)
         if failure is not None and failure.kind is ErrorKind.REFUSED and change.policy == RETURN_POLICY:
             self.no_ramp.add(change.target)
@@ -357,23 +383,36 @@ class _Run:
     async def _give_back(self, change: Change, lease: Lease) -> None:
         outcome = Outcome.EXPIRED if change.kind is ChangeKind.EXPIRE else Outcome.RELEASED
         failure, _ = await self._write_and_read_back(change)
-        if failure is None:
+        if failure is not None:
+            self._decide(change, Outcome.FAILED, f"giving back: {failure}")
+        elif may_end(lease, self._pending.at(lease.place)):
             self._ledger.end(lease.id, outcome, self._wall())
             self._decide(change, outcome, f"{change.reason}; prior value read back")
         else:
-            self._decide(change, Outcome.FAILED, f"giving back: {failure}")
+            self._ledger.run_out(lease.id, self._wall())
+            self.kept.append((lease, MAY_STILL_COME))
+            self._decide(change, outcome, f"{change.reason}; prior value read back, and {MAY_STILL_COME}")
 
     async def _write_and_read_back(self, change: Change) -> tuple[ActuatorError | None, KnobValue | None]:
         """What went wrong, if anything, and what the gateway reports now, if it does.
 
         It is read also after an error: an error of any kind may leave a part of the write done.
         """
-        actuator, target = self._actuators[change.target.gateway], change.target
-        failure: ActuatorError | None = None
+        actuator, may_come = self._actuators[change.target.gateway], True
         try:
-            await actuator.write(target.server, {change.knob: change.value}, self._deadline_s)
-        except ActuatorError as error:
-            failure = error
+            said = await _error_of(actuator.write(change.target.server, {change.knob: change.value}, self._deadline_s))
+            failure, actual = await self._read_back(actuator, change, said)
+            may_come = failure is not None if said is None else said.may_be_done
+            return failure, actual
+        finally:
+            if may_come:
+                self._pending.note(change.place, change.value)
+
+    async def _read_back(
+        self, actuator: Actuator, change: Change, failure: ActuatorError | None
+    ) -> tuple[ActuatorError | None, KnobValue | None]:
+        """``failure`` is how the write failed, which is none where its value is there all the same."""
+        target = change.target
         try:
             state = (await actuator.read((target.server,), self._deadline_s)).get(target.server)
         except ActuatorError as error:
@@ -412,6 +451,14 @@ class _Run:
         )
         if decision is not None:
             self.decisions.append(decision)
+
+
+async def _error_of(call: Awaitable[None]) -> ActuatorError | None:
+    try:
+        await call
+    except ActuatorError as error:
+        return error
+    return None
 
 
 MAX_BACKOFF_S = 30.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tailkeeper_watchdog.actuators.contract import Support
 from tailkeeper_watchdog.collect.base import Collected
 from tailkeeper_watchdog.happenings.names import Step
-from tailkeeper_watchdog.model import EMPTY, Backend, Knob, Lease
+from tailkeeper_watchdog.model import EMPTY, Backend, Knob, Lease, Pending
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
 
 
@@ -40,6 +40,7 @@ class TickInputs:
     """Backend → the operator's reason."""
     attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    pending: Pending = field(default_factory=lambda: EMPTY)
     executed: Executed | None = None
     """What acting came to; None where the tick did not get that far."""
     acted: float = 0.0

@@ -34,11 +34,14 @@ class ErrorKind(StrEnum):
 class ActuatorError(Exception):
     """The one exception of an actuator. Carries what was asked of whom; never a credential."""
 
-    def __init__(self, kind: ErrorKind, gateway: str, server: str, message: str) -> None:
+    def __init__(self, kind: ErrorKind, gateway: str, server: str, message: str, *, may_be_done: bool | None = None) -> None:
+        """``may_be_done`` is what the kind says of it unless given, as by whoever makes one error of several."""
         super().__init__(f"{gateway}/{server}: {message}")
         self.kind = kind
         self.gateway = gateway
         self.server = server
+        self.may_be_done = kind in (ErrorKind.TIMEOUT, ErrorKind.PROTOCOL) if may_be_done is None else may_be_done
+        """Of a write: whether the gateway may have it and do it yet, because it has not said what became of it."""
 
     @property
     def retryable(self) -> bool:

@@ -111,7 +111,8 @@ class ReplicatedActuator:
         kinds = sorted((error.kind for error in errors), key=_URGENCY.index)
         kind = ErrorKind.PROTOCOL if succeeded and kinds[0] is ErrorKind.UNREACHABLE else kinds[0]
         others = f"; the other {succeeded} succeeded" if succeeded else ""
-        return ActuatorError(kind, self.name, server, "; ".join(str(error) for error in errors) + others)
+        words, may_be_done = "; ".join(str(error) for error in errors) + others, any(error.may_be_done for error in errors)
+        return ActuatorError(kind, self.name, server, words, may_be_done=may_be_done)
 
     async def close(self) -> None:
         for replica in self.replicas.values():

@@ -12,7 +12,17 @@ from typing import Any
 
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
 from tailkeeper_watchdog.collect.base import Collected
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, Knob, Lease, RequestRecord, Target, TickRecord
+from tailkeeper_watchdog.model import (
+    EMPTY,
+    Backend,
+    BackendObservation,
+    Knob,
+    Lease,
+    Pending,
+    RequestRecord,
+    Target,
+    TickRecord,
+)
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
 from tailkeeper_watchdog.records.observations import difference, patched
 from tailkeeper_watchdog.records.plain import from_plain, to_plain
@@ -78,6 +88,7 @@ _LISTS: Mapping[str, tuple[str, Any]] = {
     "o": ("holds", Mapping[str, str]),
     "n": ("attempts", Mapping[str, int]),
     "ra": ("released_at", Mapping[str, float]),
+    "pe": ("pending", Pending),
 }
 """Inputs that are written whole when they change: key of the line, field, type."""
 

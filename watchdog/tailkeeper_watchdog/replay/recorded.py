@@ -17,7 +17,7 @@ from tailkeeper_watchdog.collect.base import Collected
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import Backend, Knob, Lease, TickRecord
+from tailkeeper_watchdog.model import Backend, Knob, Lease, Pending, TickRecord
 from tailkeeper_watchdog.plan import Change
 from tailkeeper_watchdog.reconcile import AskLeader, Executed, GatewayReport, Reconciler
 from tailkeeper_watchdog.records.in_force import InForce
@@ -99,6 +99,9 @@ class _Gateways(Reconciler):
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         self.without_doors = self._now.inputs.without_doors
         return self._now.inputs.report
+
+    def pending(self) -> Pending:
+        return self._now.inputs.pending
 
     async def execute(
         self, changes: tuple[Change, ...], tick: int, deadline_s: float, leader: AskLeader | None = None
