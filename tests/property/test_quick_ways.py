@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields, replace
 from itertools import accumulate
 from math import inf
@@ -170,33 +171,45 @@ def test_leases_are_adopted_as_if_each_were_looked_up(held: list[tuple[str, Targ
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["intend", "confirm", "renew", "reverts", "end"]), st.integers(0, 2), st.sampled_from([0.0, 0.5, 1.0])
+        st.sampled_from(["intend", "confirm", "renew", "reverts", "end", "torn"]),
+        st.booleans(),
+        st.integers(0, 2),
+        st.sampled_from([0.0, 0.5, 1.0]),
     ),
     max_size=12,
 )
 
 
-@settings(max_examples=40, deadline=None)
+def written_down(ledger: Ledger, what: str, lease: Lease | None, which: int, value: float, at: float) -> None:
+    if what == "intend" or lease is None:
+        target = Target("g", NAMES[which], "p")
+        ledger.intend(NAMES[which], target, Knob.WEIGHT, "policy", 1.0, value, "why", at, at + 60.0)
+    elif what == "confirm":
+        ledger.confirm(lease.id, value)
+    elif what == "renew":
+        ledger.renew(lease.id, at + 60.0)
+    elif what == "reverts":
+        ledger.note_reverts(lease.id, 1)
+    elif what == "end":
+        ledger.end(lease.id, Outcome.RELEASED, at)
+    else:
+        with contextlib.suppress(RuntimeError), ledger.together():
+            ledger.renew(lease.id, at + 99.0)
+            ledger.end(lease.id, Outcome.RELEASED, at)
+            raise RuntimeError("as if the disk were full")
+
+
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_leases_that_were_read_before_are_those_in_the_file(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, float]]
+def test_leases_that_are_held_are_those_in_the_file_whoever_wrote_there(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bool, int, float]]
 ) -> None:
     path = Path(tmp_path_factory.mktemp("ledger")) / "ledger.db"
     ledger, other = Ledger(path), Ledger(path)
-    for at, (what, which, value) in enumerate(steps):
+    for at, (what, foreign, which, value) in enumerate(steps):
         leases = ledger.leases()
         lease = leases[which % len(leases)] if leases else None
-        if what == "intend" or lease is None:
-            target = Target("g", NAMES[which], "p")
-            ledger.intend(NAMES[which], target, Knob.WEIGHT, "policy", 1.0, value, "why", float(at), at + 60.0)
-        elif what == "confirm":
-            ledger.confirm(lease.id, value)
-        elif what == "renew":
-            other.renew(lease.id, at + 60.0)  # another writer's word counts as well
-        elif what == "reverts":
-            ledger.note_reverts(lease.id, 1)
-        else:
-            ledger.end(lease.id, Outcome.RELEASED, float(at))
+        written_down(other if foreign else ledger, what, lease, which, value, float(at))
         fresh = Ledger(path)
         assert ledger.leases() == fresh.leases()
         fresh.close()
