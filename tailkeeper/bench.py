@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -29,8 +30,9 @@ from tailkeeper_watchdog.happenings.teller import Teller
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
-from tailkeeper_watchdog.model import Backend, Mode, Slo, Target, TickRecord
+from tailkeeper_watchdog.model import Backend, Knob, Mode, Slo, Target, TickRecord
 from tailkeeper_watchdog.notify import Notifier
+from tailkeeper_watchdog.policies import context_length_routing
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.records.file import Recorder
 from tailkeeper_watchdog.records.in_force import written_down
@@ -48,6 +50,8 @@ WARM_UP_S = (*[30.0] * 12, *[TICK_S] * 15)
 and one at the pace of the ticks, until histories are full. From then on a tick costs what it always costs."""
 
 STALE_AFTER_S = 3.0
+LEASE_S = 60.0
+"""A fifth of the default: leases are renewed five times as often as in life."""
 RECORDS_BYTES = 64 * 1024 * 1024
 """The default of ``watchdog.records.max_bytes``."""
 CONSOLE = "http://127.0.0.1:1"
@@ -65,12 +69,30 @@ REAL_CLOCKS = Clocks()
 
 @dataclass(slots=True)
 class Passed:
-    """Time that is said to have passed between two ticks, so that windows fill and leases run as they do in life."""
+    """Time that is said to have passed between two ticks, so that windows fill and leases run as they do in life.
+
+    Only within a tick the clock runs. While pages are made up it stands: that takes longer than a fleet of thousands has between
+    two ticks, and everything that is due every ten seconds would be due at each.
+    """
 
     seconds: float = 0.0
+    _running_since: float | None = None
 
     def clocks(self) -> Clocks:
-        return Clocks(lambda: time.monotonic() + self.seconds, lambda: time.time() + self.seconds)
+        monotonic, wall = time.monotonic(), time.time()
+        return Clocks(lambda: monotonic + self._now(), lambda: wall + self._now())
+
+    def _now(self) -> float:
+        return self.seconds + (0.0 if self._running_since is None else time.monotonic() - self._running_since)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """While within, time passes as it does; afterwards it is again what it was said to be."""
+        self._running_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._running_since = None
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
@@ -96,7 +118,7 @@ def build_loop(
 ) -> Loop:
     """A loop as ``tailkeeper watchdog`` builds it, with the gate enforced and short times; insights hear of its ticks."""
     log = DecisionLog(ledger, clocks.wall, (teller or Teller()).hear)
-    guards, slo = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=60), Slo()
+    guards, slo = GuardsSettings(cooldown_s=1, return_ramp_s=0, lease_s=LEASE_S), Slo()
     return Loop(
         Parts(
             fleet=lambda: backends,
@@ -162,20 +184,27 @@ async def _tick_bench(count: int, ticks: int, seed: int) -> dict[str, Any]:
     source, passed = SyntheticSource(names, seed, STALE_AFTER_S), Passed()
     drift = BaselineSet(models={(MODEL, Form.BUCKETS): drift_baseline(seed)})
     seconds: list[float] = []
+    cpu: list[float] = []
     recording: list[float] = []
     tidying: list[float] = []
     tidy = Tidying()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ledger = Ledger(folder / "ledger.db")
-        gateways = {"edge": MemoryGateway()}
+        gateway = MemoryGateway()
         clocks, teller = passed.clocks(), Teller()
-        loop = build_loop(fleet, source, gateways, ledger, TICK_S, clocks, drift, lambda record: listeners.note(record), teller)
+        await hold_all(fleet, gateway, ledger, clocks.wall())
+        loop = build_loop(
+            fleet, source, {"edge": gateway}, ledger, TICK_S, clocks, drift, lambda record: listeners.note(record), teller
+        )
         listeners = Listeners(loop, folder, teller)
         for elapsed_s in (*WARM_UP_S, *[TICK_S] * ticks):
             passed.seconds += elapsed_s
             source.prepare(loop.parts.monotonic, loop.parts.wall(), elapsed_s)
-            seconds.append(await _timed_tick(loop))
+            with passed.running():
+                began = time.thread_time()
+                seconds.append(await _timed_tick(loop))
+                cpu.append(time.thread_time() - began)
             started = time.perf_counter()
             tidy()
             tidying.append(time.perf_counter() - started)
@@ -188,9 +217,25 @@ async def _tick_bench(count: int, ticks: int, seed: int) -> dict[str, Any]:
     if lost:
         raise RuntimeError(f"{lost} ticks were not recorded: what was timed is less than a tick")
     gc.collect()
-    parts = {"tick_seconds": seconds, "tidying_seconds": tidying, "recording_seconds": recording}
+    parts = {"tick_seconds": seconds, "tick_cpu_seconds": cpu, "tidying_seconds": tidying, "recording_seconds": recording}
     measured = {name: summary(of_part[-ticks:]) for name, of_part in parts.items()}
     return {"backends": count, "ticks": ticks, **measured, "rss_bytes": rss_bytes()}
+
+
+async def hold_all(fleet: tuple[Backend, ...], gateway: MemoryGateway, ledger: Ledger, wall: float) -> None:
+    """Each backend's weight as a watchdog has it that runs for a day: changed long ago, to be renewed by turns.
+
+    By the few changes of each tick a fleet of thousands would be there after a quarter of an hour.
+    """
+    reason, half_s = "KV cache 50% in use", LEASE_S / 2
+    with ledger.together():
+        for number, backend in enumerate(fleet):
+            expires, target = wall + half_s * (1 + number / len(fleet)), backend.targets[0]
+            held = ledger.intend(backend.name, target, Knob.WEIGHT, context_length_routing.NAME, 1.0, 0.5, reason, wall, expires)
+            ledger.confirm(held.id, 0.5)
+    await gateway.read(tuple(b.targets[0].server for b in fleet), 1.0)
+    for backend in fleet:
+        await gateway.write(backend.targets[0].server, {Knob.WEIGHT: 0.5}, 1.0)
 
 
 async def _timed_tick(loop: Loop) -> float:

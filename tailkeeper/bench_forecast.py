@@ -23,7 +23,7 @@ from tailkeeper_watchdog.forecast.book import AHEAD, STEP_S, ForecastBook, Page
 from tailkeeper_watchdog.forecast.linear import read
 from tailkeeper_watchdog.forecast.training import answer
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FleetSnapshot, RequestRecord, Situation, Slo
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 PLACES = 32
 CAPACITY_RPS = 10.5

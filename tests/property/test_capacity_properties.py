@@ -13,7 +13,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.capacity.book import CapacityBook, capacities
 from tailkeeper_watchdog.capacity.fit import coupling
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FleetSnapshot, Situation, Slo
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tests.unit.test_capacity import gpu
 
 NUMBER = st.floats(0, 1e9)

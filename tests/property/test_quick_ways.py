@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields, replace
+from itertools import accumulate
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram, absent, bucket_quantile, present
+from tailkeeper_exporter.readings import Histogram, absent, invalid, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
 from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.many_windows import work_out
 from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
@@ -28,7 +32,8 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.plan import _adopted, adopted
 from tailkeeper_watchdog.policies import gpu_health_gate
-from tailkeeper_watchdog.window import Sample, Window, packed
+from tailkeeper_watchdog.samples import Sample, sample_of
+from tailkeeper_watchdog.window import Window
 
 NAMES = ("a", "b", "c")
 STALE_AFTER_S = 3.0
@@ -78,19 +83,63 @@ def test_an_observation_of_another_age_is_the_same_in_everything_else() -> None:
     assert seen.at_age(2.0) == replace(seen, age_s=2.0)
 
 
+def test_the_values_of_an_observation_are_those_of_its_present_readings() -> None:
+    read = {"r": present(1.0, 0.0), "s": absent(), "t": invalid("no number"), "zero": present(0.0, 0.0)}
+    seen = BackendObservation("a", State.BUSY, 1.0, readings=read)
+    assert seen.values == {"r": 1.0, "zero": 0.0} == seen.at_age(2.0).values
+    assert [seen.value(name) for name in (*read, "x")] == [1.0, None, None, 0.0, None]
+    assert replace(seen, readings={"r": present(2.0, 0.0)}).at_age(3.0).values == {"r": 2.0}
+
+
 COUNTS = st.lists(st.integers(0, 50) | st.floats(0, 1e6), min_size=4, max_size=4).map(tuple)
 BOUNDS_S = (0.1, 1.0, 10.0, float("inf"))
 
 
-@given(COUNTS, COUNTS, st.sampled_from([0.5, 0.95, 0.99]))
-def test_packed_buckets_say_what_scattered_ones_say(before: tuple[float, ...], after: tuple[float, ...], q: float) -> None:
-    name = catalog.TTFT.name
+RISING = (
+    st.lists(st.sampled_from([0.0, 0.0, 1.0, 7.0, 100.5]) | st.floats(0, 1e6), min_size=4, max_size=4).map(accumulate).map(tuple)
+)
+TOLD = st.none() | RISING | COUNTS
+
+
+def sample_with(at: float, ttft: tuple[float, ...] | None, itl: tuple[float, ...] | None) -> Sample:
+    told = ((catalog.TTFT.name, ttft), (catalog.LATENCY.name, itl), (catalog.ITL.name, itl))
+    return sample_of(at, {}, {name: Histogram(BOUNDS_S, counts, at) for name, counts in told if counts is not None})
+
+
+@given(COUNTS, COUNTS)
+def test_a_window_says_what_the_difference_of_its_histograms_says(before: tuple[float, ...], after: tuple[float, ...]) -> None:
     first, last = Histogram(BOUNDS_S, before, 1.0), Histogram(BOUNDS_S, after, 3.0)
-    plain, kept = ({name: h} for h in (first, last)), ({name: packed(h)} for h in (first, last))
-    one, other = (Window(Sample(0.0, {}, start), Sample(9.0, {}, end)) for start, end in (plain, kept))
-    rise = last.minus(first)
-    assert other.quantile("ttft", q) == one.quantile("ttft", q) == (None if rise is None else bucket_quantile(rise, q))
-    assert other.mean_s(name) == one.mean_s(name)
+    for name in (catalog.TTFT.name, catalog.QUEUE_TIME.name):  # with its buckets, and without
+        window = Window(sample_of(0.0, {}, {name: first}), sample_of(9.0, {}, {name: last}))
+        assert window.histogram(name) == (last.minus(first) if name == catalog.TTFT.name else None)
+        assert window.mean_s(name) == (2.0 / (last.count - first.count) if last.count > first.count else None)
+
+
+@given(st.lists(st.tuples(TOLD, TOLD, TOLD, TOLD), max_size=5), st.sampled_from([0.5, 0.95, 0.99]))
+def test_quantiles_worked_out_for_all_windows_are_those_that_each_finds_by_itself(
+    told: list[tuple[tuple[float, ...] | None, ...]], q: float
+) -> None:
+    def windows() -> list[Window]:
+        ends = [Window(sample_with(0.0, *one[:2]), sample_with(9.0, *one[2:])) for one in told]
+        return [*ends, Window(), Window(None, sample_with(9.0, None, None))]
+
+    at_once, alone = windows(), windows()
+    work_out(at_once, {"ttft": (q, 0.9), "itl": (q,), "e2e": (q,)})
+    for one, other in zip(at_once, alone, strict=True):
+        for signal in ("ttft", "itl", "e2e"):
+            assert one.quantile(signal, q) == other.quantile(signal, q)
+
+
+@given(st.lists(st.tuples(st.sampled_from([BOUNDS_S, (0.2, 1.0, 10.0, inf)]), RISING), min_size=2, max_size=2))
+def test_a_layout_that_does_not_fit_is_not_used(told: list[tuple[tuple[float, ...], tuple[float, ...]]]) -> None:
+    samples: list[Sample] = []
+    for bounds, counts in told:
+        like = samples[-1].layout if samples else None
+        samples.append(sample_of(0.0, {}, {catalog.TTFT.name: Histogram(tuple(bounds), counts, 1.0)}, like))
+    assert (samples[0].layout is samples[1].layout) == (told[0][0] == told[1][0])
+    window = Window(samples[0], samples[1])
+    plain = [Histogram(bounds, counts, 1.0) for bounds, counts in told]
+    assert window.histogram(catalog.TTFT.name) == plain[1].minus(plain[0])
 
 
 @given(COUNTS, COUNTS)
@@ -122,33 +171,45 @@ def test_leases_are_adopted_as_if_each_were_looked_up(held: list[tuple[str, Targ
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["intend", "confirm", "renew", "reverts", "end"]), st.integers(0, 2), st.sampled_from([0.0, 0.5, 1.0])
+        st.sampled_from(["intend", "confirm", "renew", "reverts", "end", "torn"]),
+        st.booleans(),
+        st.integers(0, 2),
+        st.sampled_from([0.0, 0.5, 1.0]),
     ),
     max_size=12,
 )
 
 
-@settings(max_examples=40, deadline=None)
+def written_down(ledger: Ledger, what: str, lease: Lease | None, which: int, value: float, at: float) -> None:
+    if what == "intend" or lease is None:
+        target = Target("g", NAMES[which], "p")
+        ledger.intend(NAMES[which], target, Knob.WEIGHT, "policy", 1.0, value, "why", at, at + 60.0)
+    elif what == "confirm":
+        ledger.confirm(lease.id, value)
+    elif what == "renew":
+        ledger.renew(lease.id, at + 60.0)
+    elif what == "reverts":
+        ledger.note_reverts(lease.id, 1)
+    elif what == "end":
+        ledger.end(lease.id, Outcome.RELEASED, at)
+    else:
+        with contextlib.suppress(RuntimeError), ledger.together():
+            ledger.renew(lease.id, at + 99.0)
+            ledger.end(lease.id, Outcome.RELEASED, at)
+            raise RuntimeError("as if the disk were full")
+
+
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_leases_that_were_read_before_are_those_in_the_file(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, float]]
+def test_leases_that_are_held_are_those_in_the_file_whoever_wrote_there(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bool, int, float]]
 ) -> None:
     path = Path(tmp_path_factory.mktemp("ledger")) / "ledger.db"
     ledger, other = Ledger(path), Ledger(path)
-    for at, (what, which, value) in enumerate(steps):
+    for at, (what, foreign, which, value) in enumerate(steps):
         leases = ledger.leases()
         lease = leases[which % len(leases)] if leases else None
-        if what == "intend" or lease is None:
-            target = Target("g", NAMES[which], "p")
-            ledger.intend(NAMES[which], target, Knob.WEIGHT, "policy", 1.0, value, "why", float(at), at + 60.0)
-        elif what == "confirm":
-            ledger.confirm(lease.id, value)
-        elif what == "renew":
-            other.renew(lease.id, at + 60.0)  # another writer's word counts as well
-        elif what == "reverts":
-            ledger.note_reverts(lease.id, 1)
-        else:
-            ledger.end(lease.id, Outcome.RELEASED, float(at))
+        written_down(other if foreign else ledger, what, lease, which, value, float(at))
         fresh = Ledger(path)
         assert ledger.leases() == fresh.leases()
         fresh.close()

@@ -23,7 +23,8 @@ from tailkeeper_watchdog.model import (
     Target,
 )
 from tailkeeper_watchdog.policies import Policy
-from tailkeeper_watchdog.window import OUTCOME_SLOT, Sample, Window
+from tailkeeper_watchdog.samples import OUTCOME_SLOT, sample_of
+from tailkeeper_watchdog.window import Window
 
 BOUNDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5.0, inf)
 
@@ -58,7 +59,7 @@ def window(
         else:
             counters[name] = value
     nothing = {name: Histogram(h.bounds, (0.0,) * len(h.bounds), 0.0) for name, h in histograms.items()}
-    return Window(Sample(0.0, dict.fromkeys(counters, 0.0), nothing), Sample(seconds, counters, histograms))
+    return Window(sample_of(0.0, dict.fromkeys(counters, 0.0), nothing), sample_of(seconds, counters, histograms))
 
 
 def situation(

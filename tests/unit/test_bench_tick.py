@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 
 from tailkeeper import bench
+from tailkeeper.bench_fleet import SyntheticSource
 from tailkeeper_watchdog.detectors import DETECTORS
 from tailkeeper_watchdog.loop import Loop
-from tailkeeper_watchdog.model import Outcome
+from tailkeeper_watchdog.model import Knob, Outcome
 from tailkeeper_watchdog.policies import POLICIES
 
 BACKENDS, TICKS = 20, 3
@@ -36,7 +39,7 @@ def test_it_prints_what_the_contract_says_and_times_every_part_of_a_tick(looked_
     result = bench.tick_bench(BACKENDS, TICKS, seed=1)
     assert result["backends"] == BACKENDS
     assert result["rss_bytes"] > 0
-    for part in ("tick_seconds", "tidying_seconds", "recording_seconds"):
+    for part in ("tick_seconds", "tick_cpu_seconds", "tidying_seconds", "recording_seconds"):
         assert 0.0 < result[part]["p50"] <= result[part]["p99"] <= result[part]["max"]
     loop = looked_at[0]
     record = loop.latest
@@ -51,4 +54,22 @@ def test_it_prints_what_the_contract_says_and_times_every_part_of_a_tick(looked_
     assert situation.records
     assert all(seen.gpus for seen in situation.snapshot.observations.values())
     assert all(len(usual.minutes) >= 5 for usual in memory.detectors["improved_but_broken"].usual.values())
+    assert len({target for target, knob in situation.prior if knob is Knob.WEIGHT}) == BACKENDS
     assert {d.verdict for d in record.decisions} == {Outcome.APPLIED, Outcome.RELEASED}
+
+
+def test_ticks_are_as_far_apart_as_it_says_however_long_their_pages_take_to_make(
+    looked_at: list[Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[float] = []
+    prepare = SyntheticSource.prepare
+
+    def slowly(source: SyntheticSource, monotonic: Callable[[], float], wall: float, elapsed_s: float) -> None:
+        time.sleep(0.002)
+        begun.append(monotonic())
+        prepare(source, monotonic, wall, elapsed_s)
+
+    monkeypatch.setattr(SyntheticSource, "prepare", slowly)
+    bench.tick_bench(BACKENDS, TICKS, seed=1)
+    apart = [later - earlier for earlier, later in pairwise(begun)]
+    assert apart == pytest.approx([*bench.WARM_UP_S, *[bench.TICK_S] * TICKS][1:], abs=1e-6)

@@ -15,7 +15,7 @@ from tailkeeper_watchdog.api.capacity import document
 from tailkeeper_watchdog.capacity.book import MINUTES, Capacity, CapacityBook, capacities, free_memory
 from tailkeeper_watchdog.capacity.fit import MIN_SAMPLES, coupling
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FleetSnapshot, GpuObservation, Situation, Slo
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 STEP_S = 5.0
 GIB = 2.0**30

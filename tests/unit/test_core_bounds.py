@@ -7,7 +7,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
 from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, GpuObservation, Mode, RequestRecord, Slo
 from tailkeeper_watchdog.policies.gpu_health_gate import POLICY, Breaker, BreakerState, GpuHealthGateParams, step_breaker
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tests.unit.situations import Run, situation, window
 
 RULES = Rules(Slo(), {"latency": 1.0}, {"gpu_health_gate": PolicySetting(Mode.OBSERVE, GpuHealthGateParams())}, 3.0)

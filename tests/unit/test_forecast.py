@@ -21,8 +21,8 @@ from tailkeeper_watchdog.forecast.trust import MATURED, MIN_MATURED, Errors, Sta
 from tailkeeper_watchdog.forecast.worker import TrainingError, train
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FleetSnapshot, RequestRecord, Situation, Slo, TickRecord
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.slo.tiers import tiers_of
-from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 BACKENDS = (Backend("a", "m"),)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -180,5 +182,46 @@ def test_leases_in_force_are_found_without_reading_those_that_ended(path: Path) 
     ledger._db.set_trace_callback(statements.append)
     ledger.leases()
     ledger._db.set_trace_callback(None)
-    (plan,) = ledger._db.execute(f"EXPLAIN QUERY PLAN {statements[0]}").fetchall()[:1]
-    assert "one_lease_in_force" in plan[3], "the loop asks at every tick, and ended leases are kept by the hundred thousand"
+    (select,) = [told for told in statements if told.startswith("SELECT")]
+    (plan,) = ledger._db.execute(f"EXPLAIN QUERY PLAN {select}").fetchall()[:1]
+    assert "one_lease_in_force" in plan[3], "ended leases are kept by the hundred thousand"
+
+
+def test_leases_are_read_again_only_where_somebody_else_wrote(path: Path) -> None:
+    ledger, other = Ledger(path), Ledger(path)
+    statements: list[str] = []
+    lease = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
+    ledger.leases()
+    ledger._db.set_trace_callback(statements.append)
+    ledger.renew(lease.id, 320.0)
+    assert [held.expires_unix_s for held in ledger.leases()] == [320.0]
+    assert not [told for told in statements if told.startswith("SELECT")], "the loop asks at every tick, and thousands are held"
+    other.renew(lease.id, 330.0)
+    assert [held.expires_unix_s for held in ledger.leases()] == [330.0]
+
+
+def test_a_reader_in_another_thread_never_makes_an_older_lease_the_one_that_is_held(path: Path) -> None:
+    ledger, rounds = Ledger(path), 40
+    lease = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 0.0, 60.0)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            ledger.leases()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for number in range(rounds):
+            with contextlib.suppress(RuntimeError), ledger.together():
+                ledger.renew(lease.id, -1.0)
+                raise RuntimeError("torn, so that everybody reads the file anew")
+            with ledger.together():
+                ledger.renew(lease.id, float(number))
+            assert [held.expires_unix_s for held in ledger.leases()] == [float(number)]
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+        ledger.close()

@@ -12,7 +12,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
 from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, RequestRecord, Situation, Slo
 from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 WEIGHTS = {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10}
 RULES = Rules(Slo(), WEIGHTS, {"gpu_health_gate": PolicySetting(Mode.OBSERVE, GpuHealthGateParams())}, 3.0)

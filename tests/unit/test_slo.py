@@ -16,12 +16,12 @@ from tailkeeper_exporter.readings import Histogram, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FleetSnapshot, RequestRecord, Situation, Slo, TickRecord
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.settings import TIER_ATTRIBUTES
 from tailkeeper_watchdog.slo.bins import SPANS, Bins, oldest_kept
 from tailkeeper_watchdog.slo.compliance import SloBook
 from tailkeeper_watchdog.slo.store import SloStore
 from tailkeeper_watchdog.slo.tiers import ATTRIBUTES, FIRST_OUTPUT_S, NOTHING, Counts, judged, tier_of, tiers_of, worth
-from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 T0 = 1_800_000_000.0
 SLO = Slo()

@@ -13,10 +13,10 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.model import BackendObservation, Slo
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.scoring.history import SPACING_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import score
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
-from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 
 def seen(ok: float, errors: float = 0.0, ttft: tuple[float, float, float] | None = None) -> BackendObservation:

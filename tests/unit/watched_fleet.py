@@ -16,7 +16,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, Rules, score_fleet
 from tailkeeper_watchdog.detectors import Detector, Symptom
 from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Knob, RequestRecord, Situation, Slo, Target
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 BOUNDS = tuple(sorted((*catalog.LATENCY_BUCKETS, inf)))
 WALL_S = 1.7e9

@@ -65,6 +65,8 @@ DEFAULT_ALERT = "LatencyDrift"
 BURN_ALERTS: Mapping[str, str] = {"fast": "SLOBurnFast", "slow": "SLOBurnSlow", "trickle": "SLOTrickle"}
 """By the rule that holds: one kind of finding, three that differ in what is to be done first."""
 DEGRADED_ALERT = "HealthDegraded"
+_BEST_BAD = max(map(float, SCORE_BAND_SEVERITY))
+"""A score is in a band below this."""
 _BY_SIGNAL = (FindingKind.SLO_BURN, FindingKind.ADVICE, FindingKind.CONTENDED)
 """Late and failed requests are two alerts of one backend, as are two pieces of advice and two contended knobs."""
 Alert = dict[str, Any]
@@ -145,7 +147,8 @@ def alerts_for(findings: Iterable[Finding], context: Context) -> list[Alert]:
 
 def _is_degraded(score: HealthScore) -> bool:
     """Whether people are to hear of a score: of one that rests on nothing that users saw, only once they are hurt."""
-    return bool(score_band(score.hscore)) and score.veto is None and score.confidence >= ALERT_MIN_CONFIDENCE
+    hscore = score.hscore
+    return hscore is not None and hscore < _BEST_BAD and score.veto is None and score.confidence >= ALERT_MIN_CONFIDENCE
 
 
 def _cases(names: set[str], context: Context) -> Mapping[str, Case]:
@@ -153,8 +156,9 @@ def _cases(names: set[str], context: Context) -> Mapping[str, Case]:
     if not names:
         return EMPTY
     backends = {b.name: b for b in context.backends if b.name in names}
-    wishes, leases = _grouped(context.desired, names, lambda w: w.backend), _grouped(context.leases(), names, lambda x: x.backend)
-    verdicts = _grouped(context.verdicts, names, lambda v: v.desired.backend)
+    wishes = _grouped((wish.backend, wish) for wish in context.desired if wish.backend in names)
+    leases = _grouped((lease.backend, lease) for lease in context.leases() if lease.backend in names)
+    verdicts = _grouped((v.desired.backend, v) for v in context.verdicts if v.desired.backend in names)
     totals = _in_flight_by_pool({b.pool for b in backends.values()}, context)
     return {
         name: Case(
@@ -175,11 +179,10 @@ def _cases(names: set[str], context: Context) -> Mapping[str, Case]:
 T = TypeVar("T")
 
 
-def _grouped(rows: Iterable[T], names: set[str], name_of: Callable[[T], str]) -> dict[str, tuple[T, ...]]:
+def _grouped(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, ...]]:
     found: dict[str, list[T]] = defaultdict(list)
-    for row in rows:
-        if name_of(row) in names:
-            found[name_of(row)].append(row)
+    for name, row in named:
+        found[name].append(row)
     return {name: tuple(of_one) for name, of_one in found.items()}
 
 

@@ -22,6 +22,7 @@ from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.forgetting import forget as forget_backends
 from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.guards import GuardContext, judge
+from tailkeeper_watchdog.many_windows import work_out
 from tailkeeper_watchdog.model import (
     EMPTY,
     Decision,
@@ -42,6 +43,7 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
+from tailkeeper_watchdog.samples import Layout
 from tailkeeper_watchdog.scoring.epochs import follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import score
@@ -51,6 +53,8 @@ from tailkeeper_watchdog.window import Window
 
 MIN_RECORDS = 20
 """Fewer request records than this have no P99 worth the name."""
+_ASKED_OF_ALL = {"ttft": (0.95, 0.99), "itl": (0.99,)}
+"""Quantiles of the last minute: the score asks for the first, detectors and policies for the others."""
 RECORDS_FRESH_S = WINDOW_S
 """A ring that nothing was added to for longer describes the past; the buckets are asked instead."""
 
@@ -118,13 +122,15 @@ def score_fleet(
     restarted: set[str] = set()
     bare = Situation(snapshot, EMPTY, EMPTY, EMPTY, rules.slo, rules.stale_after_s)
     heard_of, no_history, no_uptime, no_window = bare.heard, History(), Uptime(), Window()
+    like: Layout | None = None
     for backend in snapshot.backends:
         name = backend.name
         history = memory.histories.get(name, no_history)
         uptime = memory.uptimes.get(name, no_uptime)
         seen = heard_of.get(name)
         if seen is not None and seen.age_s is not None:
-            before, history = history, add(history, take_sample(seen, now - seen.age_s))
+            sample = take_sample(seen, now - seen.age_s, history.samples[-1].layout if history.samples else like)
+            like, before, history = sample.layout, history, add(history, sample)
             if seen.state is State.STARTING or (history.anew and history is not before):
                 restarted.add(name)
             uptime = observe(uptime, seen.state, now)
@@ -133,6 +139,7 @@ def score_fleet(
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
         window = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         windows[name], recent[name] = window, over(history, RECENT_S) if seen else no_window
+    work_out(windows.values(), _ASKED_OF_ALL)
     scores = {name: score(heard_of.get(name), window, rules.weights, rules.slo, name) for name, window in windows.items()}
     # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
     # an engine that is away answers no page, and its last requests were read while it did not.

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,14 @@ CREATE TABLE IF NOT EXISTS weights (
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
+_INTEND = """
+INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, before)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
+ON CONFLICT (gateway, server, knob) WHERE ended IS NULL DO UPDATE SET policy=excluded.policy, written=excluded.written,
+  reason=excluded.reason, expires=excluded.expires, confirmed=0, before=excluded.before
+RETURNING *
+"""
+
 
 class LedgerError(Exception):
     """The ledger cannot be opened or written. Nothing is done at a gateway then: what cannot be noted is not done."""
@@ -60,10 +70,14 @@ class Ledger:
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         self._since_prune = 0
-        self._leases_read: dict[int, tuple[tuple[Any, ...], Lease]] = {}
-        """Each lease in force as it was last read, with its row: while the row is the same, so is the lease."""
+        self._lock = threading.RLock()
+        """The API answers from worker threads: nobody may take what was in the file for what is, while another one writes."""
+        self._held: dict[int, Lease] | None = None
+        """The leases in force by number, as the file has them; None where they are to be read. Each tick asks for all of them."""
+        self._held_as_of = -1
+        """SQLite's ``data_version`` when they were read: another one says that somebody else has written since."""
         try:
-            # The API answers from worker threads; SQLite itself serialises the calls.
+            # SQLite itself serialises the calls.
             self._db = sqlite3.connect(self._path, timeout=2.0, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -90,6 +104,7 @@ class Ledger:
         try:
             return self._db.execute(sql, values)
         except sqlite3.Error as error:
+            self._held = None
             raise LedgerError(f"{self._path}: {error}") from error
 
     @contextlib.contextmanager
@@ -98,14 +113,16 @@ class Ledger:
 
         Raises LedgerError.
         """
-        self._run("BEGIN")
-        try:
-            yield
-            self._run("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself; what counts is the first error
-                self._db.execute("ROLLBACK")
-            raise
+        with self._lock:
+            self._run("BEGIN")
+            try:
+                yield
+                self._run("COMMIT")
+            except BaseException:
+                self._held = None
+                with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself; what counts is the first error
+                    self._db.execute("ROLLBACK")
+                raise
 
     # Leases
 
@@ -126,52 +143,66 @@ class Ledger:
 
         ``before`` is what is in force now, the prior value unless given.
         """
-        row = self._run(
-            "INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, before)"
-            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
-            " ON CONFLICT (gateway, server, knob) WHERE ended IS NULL DO UPDATE SET"
-            " policy=excluded.policy, written=excluded.written, reason=excluded.reason, expires=excluded.expires, confirmed=0,"
-            " before=excluded.before RETURNING *",
-            (
-                backend, target.gateway, target.server, target.pool, knob.value, policy,
-                json.dumps(prior), json.dumps(value), reason, now, expires,
-                json.dumps(prior if before is None else before),
-            ),
-        ).fetchone()  # fmt: skip
-        lease = _lease(row, target)
-        self._leases_read[lease.id] = row, lease
-        return lease
+        with self._lock:
+            row = self._run(
+                _INTEND,
+                (
+                    backend, target.gateway, target.server, target.pool, knob.value, policy,
+                    json.dumps(prior), json.dumps(value), reason, now, expires,
+                    json.dumps(prior if before is None else before),
+                ),
+            ).fetchone()  # fmt: skip
+            lease = _lease(row, target)
+            if self._held is not None:
+                self._held[lease.id] = lease
+            return lease
 
     def confirm(self, lease_id: int, actual: KnobValue) -> None:
         """The effect was read back; ``actual`` is how the gateway says it (a whole number of its own, for instance)."""
-        self._run("UPDATE leases SET confirmed=1, written=? WHERE id=?", (json.dumps(actual), lease_id))
+        with self._lock:
+            self._run("UPDATE leases SET confirmed=1, written=? WHERE id=?", (json.dumps(actual), lease_id))
+            self._keep_true(lease_id, confirmed=True, written=actual)
 
     def renew(self, lease_id: int, expires: float) -> None:
-        self._run("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))
+        with self._lock:
+            self._run("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))
+            self._keep_true(lease_id, confirmed=True, expires_unix_s=expires)
 
     def run_out(self, lease_id: int, now: float) -> None:
         """Its prior value is in force, and what we wrote may still come: it is known as ours then, and given back at once."""
         self._run("UPDATE leases SET expires=?, confirmed=0, before=prior WHERE id=?", (now, lease_id))
 
     def note_reverts(self, lease_id: int, reverts: int) -> None:
-        self._run("UPDATE leases SET reverts=? WHERE id=?", (reverts, lease_id))
+        with self._lock:
+            self._run("UPDATE leases SET reverts=? WHERE id=?", (reverts, lease_id))
+            self._keep_true(lease_id, reverts=reverts)
 
     def end(self, lease_id: int, outcome: Outcome, now: float) -> None:
         """The lease is over: released, expired, contended or failed."""
-        self._run("UPDATE leases SET ended=?, outcome=? WHERE id=?", (now, outcome.value, lease_id))
+        with self._lock:
+            self._run("UPDATE leases SET ended=?, outcome=? WHERE id=?", (now, outcome.value, lease_id))
+            if self._held is not None:
+                self._held.pop(lease_id, None)
+
+    def _keep_true(self, lease_id: int, **changed: Any) -> None:
+        """What is held, as it was just written."""
+        if self._held is not None and lease_id in self._held:
+            self._held[lease_id] = replace(self._held[lease_id], **changed)
 
     def leases(self) -> tuple[Lease, ...]:
-        """Leases in force or intended, oldest first."""
+        """Leases in force or intended, oldest first. From the file only where somebody else has written in it since."""
+        with self._lock:
+            version = int(self._run("PRAGMA data_version").fetchone()[0])
+            held = self._held
+            if held is None or version != self._held_as_of:
+                held = self._held = self._read_leases(held or {})
+                self._held_as_of = version
+            return tuple(held.values())
+
+    def _read_leases(self, before: Mapping[int, Lease]) -> dict[int, Lease]:
         rows = self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL").fetchall()
         rows.sort(key=itemgetter(0))  # thousands of wide rows: quicker here than in SQLite
-        read, before = {}, self._leases_read
-        for row in rows:
-            known = before.get(row[0])
-            if known is None or known[0] != row:
-                known = row, _lease(row, None if known is None else known[1].target)
-            read[row[0]] = known
-        self._leases_read = read
-        return tuple([lease for _, lease in read.values()])
+        return {row[0]: _lease(row, before[row[0]].target if row[0] in before else None) for row in rows}
 
     # Decisions
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,8 @@ class Knob(StrEnum):
     REPLICAS = "replicas"
     TAINT = "taint"
     ANNOTATION = "annotation"
+
+    __hash__ = str.__hash__  # an enumeration's own is written in Python, and knobs are in the keys of most look-ups
 
 
 SERVE = "serve"
@@ -157,11 +159,19 @@ class BackendObservation:
     reasons: tuple[str, ...] = ()
     models: frozenset[str] = frozenset()
     """The models that its series name; empty where none does."""
+    known: InitVar[Mapping[str, float] | None] = None
+    """``values``, from whoever has just the same readings."""
+    values: Mapping[str, float] = field(init=False, compare=False, repr=False)
+    """The readings that are present, as numbers: what everybody asks, dozens of times a tick."""
+
+    def __post_init__(self, known: Mapping[str, float] | None) -> None:
+        if known is None:
+            known = {name: value for name, reading in self.readings.items() if (value := reading.value) is not None}
+        object.__setattr__(self, "values", known)
 
     def value(self, name: str) -> float | None:
         """A present value of a catalogue metric, or None."""
-        reading = self.readings.get(name)
-        return reading.value if reading is not None else None
+        return self.values.get(name)
 
     def at_age(self, age_s: float) -> BackendObservation:
         """The same with another age; spelt out, because every backend's ages at every tick and replace() takes thrice as long."""
@@ -175,6 +185,7 @@ class BackendObservation:
             self.gpus,
             self.reasons,
             self.models,
+            self.values,
         )
 
 

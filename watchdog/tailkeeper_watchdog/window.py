@@ -1,61 +1,29 @@
 """What a backend did between two samples of its counters and buckets. Pure; computed only when asked.
 
-Nobody changes a sample or a window. They are not frozen, because to make a frozen one takes three times as long, and three are
-made for each backend at each tick.
-
-A fleet of thousands has two windows a backend a tick, and most of what a window could say is never asked.
+A fleet of thousands has two windows a backend a tick, and most of what a window could say is never asked. What is asked of all of
+them is worked out for all at once: ``many_windows``.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from operator import sub
 from typing import Any
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile, bucket_quantile
+from tailkeeper_watchdog.samples import COUNTER_PLACE, NOWHERE, OUTCOME_SLOT, SIGNAL_HISTOGRAM, Sample
 
-OUTCOME_SLOT: Mapping[str, str] = {outcome: f"{catalog.REQUESTS.name}{{{outcome}}}" for outcome in catalog.OUTCOMES}
-"""How an observation names the requests of one outcome."""
 _OK, _ERROR, _REJECTED = OUTCOME_SLOT["ok"], OUTCOME_SLOT["error"], OUTCOME_SLOT["rejected"]
 _KV_QUERIES, _KV_HITS = catalog.KV_QUERIES.name, catalog.KV_HITS.name
-SIGNAL_HISTOGRAM: Mapping[str, str] = {
-    **{signal: metric.name for signal, metric in catalog.SIGNAL_HISTOGRAMS.items()},
-    "preprocess": catalog.PREPROCESS_TIME.name,
-}
-
-
-def packed(histogram: Histogram) -> Histogram:
-    """The same with its counts in one piece of memory: a dozen of them are kept of each backend, and numbers that lie scattered
-    are four times as much to keep and to fetch."""
-    return Histogram(histogram.bounds, array("d", histogram.counts), histogram.sum)
-
-
-_NONE: Mapping[str, tuple[float, float]] = MappingProxyType({})
-
-
-@dataclass(slots=True)
-class Sample:
-    """Counters and histograms of one backend at monotonic time ``at``, in seconds."""
-
-    at: float
-    counters: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
-    """Those of which quantiles are asked: a dozen samples are kept of each backend, and buckets are most of what they hold."""
-    totals: Mapping[str, tuple[float, float]] = field(default_factory=lambda: _NONE)
-    """Of the other histograms only how many, and their sum."""
-
-    def total(self, name: str) -> tuple[float, float] | None:
-        """How many were observed of a histogram, and their sum in its unit."""
-        histogram = self.histograms.get(name)
-        return self.totals.get(name) if histogram is None else (histogram.count, histogram.sum)
 
 
 @dataclass(slots=True)
 class Window:
-    """The difference of two samples. Everything is None where it is not known, never 0."""
+    """The difference of two samples. Everything is None where it is not known, never 0.
+
+    Nobody changes it. It is not frozen, because to make a frozen one takes three times as long.
+    """
 
     start: Sample | None = None
     end: Sample | None = None
@@ -70,10 +38,11 @@ class Window:
 
     def increase(self, name: str) -> float | None:
         """By how much a counter rose."""
-        if self.start is None or self.end is None:
+        place = COUNTER_PLACE.get(name)
+        if place is None or self.start is None or self.end is None:
             return None
-        before, after = self.start.counters.get(name), self.end.counters.get(name)
-        return None if before is None or after is None else after - before
+        rise = self.end.row[place] - self.start.row[place]
+        return rise if rise == rise else None  # NaN, where one of the two was not told
 
     def rate(self, name: str) -> float | None:
         """Increase per second."""
@@ -82,11 +51,8 @@ class Window:
 
     def histogram(self, name: str) -> Histogram | None:
         """What was observed in the window; None where the two ends cannot be compared."""
-        if self.start is None or self.end is None:
-            return None
         if name not in self._worked_out:
-            before, after = self.start.histograms.get(name), self.end.histograms.get(name)
-            self._worked_out[name] = None if before is None or after is None else after.minus(before)
+            self._worked_out[name] = None if self.start is None or self.end is None else _between(self.start, self.end, name)
         found: Histogram | None = self._worked_out[name]
         return found
 
@@ -98,6 +64,10 @@ class Window:
             self._worked_out[key] = None if histogram is None else bucket_quantile(histogram, q)
         found: Quantile | None = self._worked_out[key]
         return found
+
+    def note_quantile(self, signal: str, q: float, found: Quantile | None) -> None:
+        """What ``quantile`` would find, from whoever has worked it out for many windows at once."""
+        self._worked_out[signal, q] = found
 
     def mean_s(self, name: str) -> float | None:
         """Mean of a histogram of the catalogue, in seconds."""
@@ -158,3 +128,12 @@ class Window:
             self._worked_out["miss"] = None if not queries or hits is None else min(1.0, max(0.0, 1.0 - hits / queries))
         found: float | None = self._worked_out["miss"]
         return found
+
+
+def _between(start: Sample, end: Sample, name: str) -> Histogram | None:
+    sum_before, last_before, bounds = start.layout.places.get(name, NOWHERE)
+    sum_after, last_after, same = end.layout.places.get(name, NOWHERE)
+    if not bounds or (bounds is not same and bounds != same):
+        return None
+    counts = tuple(map(sub, end.row[sum_after + 1 : last_after + 1], start.row[sum_before + 1 : last_before + 1]))
+    return None if min(counts) < 0 else Histogram(bounds, counts, end.row[sum_after] - start.row[sum_before])

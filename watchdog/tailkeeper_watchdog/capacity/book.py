@@ -13,7 +13,7 @@ from statistics import median, pstdev
 from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.capacity.fit import Coupling, coupling
 from tailkeeper_watchdog.model import BackendObservation, GpuObservation, Situation
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 MINUTES = 60
 MINUTE_S = 60.0

@@ -14,7 +14,8 @@ from statistics import median
 from tailkeeper_exporter import catalog
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.model import EMPTY, FindingKind, Severity, Situation
-from tailkeeper_watchdog.window import OUTCOME_SLOT, Window
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
+from tailkeeper_watchdog.window import Window
 
 SPACING_S = 60.0
 """One reading a minute: windows of a minute that overlap would be one fact told many times."""

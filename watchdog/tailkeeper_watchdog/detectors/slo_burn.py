@@ -47,7 +47,7 @@ from tailkeeper_watchdog.metrics import (
     trickle_share,
 )
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
-from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM
+from tailkeeper_watchdog.samples import OUTCOME_SLOT, SIGNAL_HISTOGRAM
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
 SPACING_S = 10.0

@@ -10,7 +10,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.forecast.linear import LOWEST_S
 from tailkeeper_watchdog.model import BackendObservation
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 MIN_SAMPLES = 20
 """Fewer first tokens than this have no P99 worth the name."""

@@ -42,7 +42,8 @@ from tailkeeper_watchdog.model import (
     Situation,
 )
 from tailkeeper_watchdog.policies.base import Policy
-from tailkeeper_watchdog.window import OUTCOME_SLOT, Window
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
+from tailkeeper_watchdog.window import Window
 
 NAME = "gpu_health_gate"
 

@@ -29,7 +29,8 @@ from tailkeeper_exporter.readings import Histogram, bucket_quantile
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
-from tailkeeper_watchdog.window import SIGNAL_HISTOGRAM, Window
+from tailkeeper_watchdog.samples import SIGNAL_HISTOGRAM
+from tailkeeper_watchdog.window import Window
 
 NAME = "slo_guardian"
 

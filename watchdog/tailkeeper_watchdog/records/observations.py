@@ -20,7 +20,7 @@ from tailkeeper_watchdog.records.plain import from_plain, to_plain
 
 _OWN = frozenset({"backend", "state", "age_s", "error", "readings", "histograms", "gpus", "reasons"})
 _TYPES = get_type_hints(BackendObservation)
-_LATER = tuple(f.name for f in fields(BackendObservation) if f.name not in _OWN)
+_LATER = tuple(f.name for f in fields(BackendObservation) if f.init and f.name not in _OWN)
 Readings = Mapping[str, Reading[float]]
 _BLANK = BackendObservation("", State.UNKNOWN, None)
 

@@ -15,7 +15,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.loop import Loop
 from tailkeeper_watchdog.model import Decision, Finding, Severity, Situation, Slo, TickRecord
-from tailkeeper_watchdog.window import OUTCOME_SLOT
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 MIN_SAMPLES = 20
 """A P99 of fewer requests is an anecdote."""

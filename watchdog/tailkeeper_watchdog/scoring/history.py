@@ -8,23 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.model import BackendObservation
-from tailkeeper_watchdog.window import OUTCOME_SLOT, SIGNAL_HISTOGRAM, Sample, Window, packed
+from tailkeeper_watchdog.samples import Layout, Sample, sample_of
+from tailkeeper_watchdog.window import Window
 
 WINDOW_S = 60.0
 RECENT_S = 10.0
 SPACING_S = 5.0
-
-_COUNTERS = (
-    *OUTCOME_SLOT.values(),
-    catalog.GENERATED_TOKENS.name,
-    catalog.PREEMPTIONS.name,
-    catalog.KV_QUERIES.name,
-    catalog.KV_HITS.name,
-)
-_WITH_BUCKETS = frozenset(SIGNAL_HISTOGRAM.values())
 
 
 @dataclass(slots=True)
@@ -36,25 +26,15 @@ class History:
     """The newest sample is of another life of the engine than those before it: a counter had fallen."""
 
 
-def take_sample(seen: BackendObservation, now: float) -> Sample:
-    readings = seen.readings
-    counters = {
-        name: value for name in _COUNTERS if (reading := readings.get(name)) is not None and (value := reading.value) is not None
-    }
-    kept: dict[str, Histogram] = {}
-    totals: dict[str, tuple[float, float]] = {}
-    for name, histogram in seen.histograms.items():
-        if name in _WITH_BUCKETS:
-            kept[name] = packed(histogram)
-        else:
-            totals[name] = histogram.count, histogram.sum
-    return Sample(now, counters, kept, totals)
+def take_sample(seen: BackendObservation, now: float, like: Layout | None = None) -> Sample:
+    """``like`` is the layout that it probably has: that of the backend's last sample, or of another one of its kind."""
+    return sample_of(now, seen.values, seen.histograms, like)
 
 
 def add(history: History, sample: Sample) -> History:
     """The history with ``sample`` as its newest, old ones thinned to the spacing and dropped past the window."""
     samples = history.samples
-    if samples and (sample.at <= samples[-1].at or _went_back(samples[-1], sample)):
+    if samples and (sample.at <= samples[-1].at or sample.went_back(samples[-1])):
         return History((sample,), anew=True) if sample.at > samples[-1].at else history
     if len(samples) >= 2 and samples[-1].at - samples[-2].at < SPACING_S:
         samples = samples[:-1]
@@ -63,14 +43,6 @@ def add(history: History, sample: Sample) -> History:
     while first < len(samples) and samples[first].at < oldest:
         first += 1
     return History((*samples[first:], sample))
-
-
-def _went_back(earlier: Sample, later: Sample) -> bool:
-    for name, before in earlier.counters.items():
-        after = later.counters.get(name)
-        if after is not None and after < before:
-            return True
-    return False
 
 
 def over(history: History, seconds: float, uptime_ratio: float | None = None) -> Window:

@@ -15,8 +15,8 @@ from math import inf
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.model import BackendObservation
+from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.slo.tiers import NOTHING, Counts, Tier, worth
-from tailkeeper_watchdog.window import OUTCOME_SLOT
 
 LONGEST_GAP_S = 90.0
 """Between two samples of a backend; over a longer gap nobody saw when what happened."""

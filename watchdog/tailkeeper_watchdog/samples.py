@@ -1,0 +1,113 @@
+"""A backend's counters and histograms at one moment, as one row of numbers. Pure.
+
+A dozen samples are kept of each backend, and numbers that lie scattered are four times as much to keep and to fetch. What stands
+where in a row is said once, in its ``Layout``, which all samples of all backends with the same histograms share.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import nan
+from operator import lt
+from types import MappingProxyType
+
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram
+
+OUTCOME_SLOT: Mapping[str, str] = {outcome: f"{catalog.REQUESTS.name}{{{outcome}}}" for outcome in catalog.OUTCOMES}
+"""How an observation names the requests of one outcome."""
+SIGNAL_HISTOGRAM: Mapping[str, str] = {
+    **{signal: metric.name for signal, metric in catalog.SIGNAL_HISTOGRAMS.items()},
+    "preprocess": catalog.PREPROCESS_TIME.name,
+}
+COUNTERS = (
+    *OUTCOME_SLOT.values(),
+    catalog.GENERATED_TOKENS.name,
+    catalog.PREEMPTIONS.name,
+    catalog.KV_QUERIES.name,
+    catalog.KV_HITS.name,
+)
+"""A row begins with these; one that is not told is NaN there."""
+COUNTER_PLACE: Mapping[str, int] = MappingProxyType({name: place for place, name in enumerate(COUNTERS)})
+_WITH_BUCKETS = frozenset(SIGNAL_HISTOGRAM.values())
+"""Those of which quantiles are asked: buckets are most of what a sample holds."""
+MAX_LAYOUTS = 256
+"""Remembered. A fleet has a handful: one for each engine, version and set of metrics."""
+
+Bounds = tuple[float, ...]
+Place = tuple[int, int, Bounds]
+"""Of a histogram: where its sum and its last count are, and its bounds. Its other counts are between the two."""
+NOWHERE: Place = (0, 0, ())
+"""Of one that is not told; there are no buckets at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where what stands in a row behind the counters: of each histogram its sum, then its counts, or only the last of them."""
+
+    parts: tuple[tuple[str, Bounds], ...]
+    """The histograms in their order; without bounds where only the last count is kept."""
+    places: Mapping[str, Place]
+    width: int
+
+    def fits(self, histograms: Mapping[str, Histogram]) -> bool:
+        """Whether these histograms can be put down so."""
+        if len(histograms) != len(self.parts):
+            return False
+        for (name, bounds), (told, histogram) in zip(self.parts, histograms.items(), strict=True):
+            if told != name or (bounds is not histogram.bounds and bounds != _kept(name, histogram)):
+                return False
+        return True
+
+
+def _kept(name: str, histogram: Histogram) -> Bounds:
+    return histogram.bounds if name in _WITH_BUCKETS and len(histogram.counts) == len(histogram.bounds) else ()
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def _layout(parts: tuple[tuple[str, Bounds], ...]) -> Layout:
+    """One object for all, so that rows of one layout are known by it."""
+    places, at = {}, len(COUNTERS)
+    for name, bounds in parts:
+        end = at + max(1, len(bounds))
+        places[name] = at, end, bounds
+        at = end + 1
+    return Layout(parts, MappingProxyType(places), at)
+
+
+@dataclass(slots=True)
+class Sample:
+    """What one backend had counted at monotonic time ``at``, in seconds. Nobody changes it; it is not frozen, because to make a
+    frozen one takes three times as long, and one is made for each backend at each tick."""
+
+    at: float
+    layout: Layout
+    row: array[float]
+
+    def total(self, name: str) -> tuple[float, float] | None:
+        """How many were observed of a histogram, and their sum in its unit."""
+        place = self.layout.places.get(name)
+        return None if place is None else (self.row[place[1]], self.row[place[0]])
+
+    def went_back(self, earlier: Sample) -> bool:
+        """Whether a counter is lower than it was: the engine was started anew."""
+        return any(map(lt, self.row[: len(COUNTERS)], earlier.row[: len(COUNTERS)]))
+
+
+def sample_of(
+    at: float, counters: Mapping[str, float], histograms: Mapping[str, Histogram], like: Layout | None = None
+) -> Sample:
+    """``like`` is the layout that it probably has. Counters that are not of ``COUNTERS`` are left out."""
+    if like is None or not like.fits(histograms):
+        like = _layout(tuple([(name, _kept(name, histogram)) for name, histogram in histograms.items()]))
+    numbers = [counters.get(name, nan) for name in COUNTERS]
+    for (_, bounds), histogram in zip(like.parts, histograms.values(), strict=True):
+        numbers.append(histogram.sum)
+        if bounds:
+            numbers += histogram.counts
+        else:
+            numbers.append(histogram.count)
+    return Sample(at, like, array("d", numbers))
