@@ -171,7 +171,7 @@ def test_leases_are_adopted_as_if_each_were_looked_up(held: list[tuple[str, Targ
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["intend", "confirm", "renew", "reverts", "end", "torn"]),
+        st.sampled_from(["intend", "confirm", "renew", "run_out", "reverts", "end", "torn"]),
         st.booleans(),
         st.integers(0, 2),
         st.sampled_from([0.0, 0.5, 1.0]),
@@ -188,6 +188,8 @@ def written_down(ledger: Ledger, what: str, lease: Lease | None, which: int, val
         ledger.confirm(lease.id, value)
     elif what == "renew":
         ledger.renew(lease.id, at + 60.0)
+    elif what == "run_out":
+        ledger.run_out(lease.id, at)
     elif what == "reverts":
         ledger.note_reverts(lease.id, 1)
     elif what == "end":

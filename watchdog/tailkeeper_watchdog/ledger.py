@@ -170,7 +170,10 @@ class Ledger:
 
     def run_out(self, lease_id: int, now: float) -> None:
         """Its prior value is in force, and what we wrote may still come: it is known as ours then, and given back at once."""
-        self._run("UPDATE leases SET expires=?, confirmed=0, before=prior WHERE id=?", (now, lease_id))
+        with self._lock:
+            self._run("UPDATE leases SET expires=?, confirmed=0, before=prior WHERE id=?", (now, lease_id))
+            if self._held is not None and lease_id in self._held:
+                self._keep_true(lease_id, expires_unix_s=now, confirmed=False, before=self._held[lease_id].prior)
 
     def note_reverts(self, lease_id: int, reverts: int) -> None:
         with self._lock:
