@@ -47,7 +47,8 @@ function fill() {
   say($("details-title"), open);
   $("details-body").hidden = !b;
   say($("details-gone"), b ? "" : `${open} is no longer in the fleet.`);
-  if (b) fillBackend(b);
+  if (!b) return;
+  fillBackend(b);
   showLog(open);
 }
 

@@ -68,7 +68,7 @@ export function makeRow(labels, classes) {
 export function makeTable(labels, title) {
   const region = element("div", "scroll bare");
   region.tabIndex = 0;
-  region.setAttribute("role", "region");
+  region.setAttribute("role", "group");
   region.setAttribute("aria-label", title);
   const table = region.appendChild(element("table"));
   table.setAttribute("role", "table");
