@@ -165,6 +165,15 @@ async def overflow(page: Page) -> list[str]:
     return found
 
 
+async def sideways(page: Page) -> list[str]:
+    """Regions that have to be scrolled sideways to be seen whole, and cells whose words hang out of them over the next one."""
+    found: list[str] = await page.evaluate(
+        """() => [...document.querySelectorAll(".scroll, .list, td, tbody th")].filter((n) => n.scrollWidth > n.clientWidth + 1)
+          .map((n) => `${n.tagName}.${n.className} ${n.textContent.slice(0, 40)}: ${n.scrollWidth} in ${n.clientWidth}`)"""
+    )
+    return found
+
+
 async def weak_contrasts(page: Page) -> list[str]:
     """Visible texts whose contrast with what is behind them is below 4.5 : 1 (WCAG 2.2, 1.4.3)."""
     found: list[str] = await page.evaluate(

@@ -21,6 +21,7 @@ from tests.e2e.console_in_chromium import (
     becomes,
     console,
     overflow,
+    sideways,
     weak_contrasts,
     with_model,
 )
@@ -96,9 +97,16 @@ async def _found_nobody(page: Page) -> None:
 
 
 async def _report(page: Page) -> None:
-    backends = [{"backend": "a", "sla_kept": kept, "breaches": []} for kept in (True, False, None)] * 20
+    backends: list[dict[str, object]] = [{"backend": "a", "sla_kept": kept, "breaches": []} for kept in (True, False, None)] * 20
     findings = [{"kind": "hung", "backend": "a", "severity": s, "since": 1e9, "summary": "x"} for s in ("page", "ticket", "info")]
-    report = {"source": {"where": "x"}, "period": {}, "backends": backends, "findings": findings, "decisions": []}
+    report = {
+        "source": {"where": "x"},
+        "period": {},
+        "backends": backends,
+        "findings": findings,
+        "decisions": [],
+        "compared": {"differences": ["x"]},
+    }
     given: Any = {"name": "r.json", "mimeType": "application/json", "buffer": json.dumps(report).encode()}
     await page.set_input_files("#report-file", given)
     await becomes(page, "#report-head", "Replay of x")
@@ -117,6 +125,7 @@ async def _part_is_right(shown: Console, part: Callable[[Page], Awaitable[None]]
     await part(page)
     assert await violations(page) == [], part.__name__
     assert await overflow(page) == [], part.__name__
+    assert await sideways(page) == [], part.__name__
     assert await weak_contrasts(page) == [], part.__name__
     await page.close()
 

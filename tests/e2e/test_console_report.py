@@ -12,7 +12,7 @@ from playwright.async_api import Page
 from tailkeeper_exporter.clients import Clients
 from tailkeeper_watchdog.replay import from_prometheus
 from tailkeeper_watchdog.replay.words import text
-from tests.e2e.console_in_chromium import DESK, SMALL_PHONE, Scheme, becomes, console, overflow, text_of, weak_contrasts
+from tests.e2e.console_in_chromium import DESK, SMALL_PHONE, Scheme, becomes, console, overflow, sideways, text_of, weak_contrasts
 from tests.scenario.world import World
 from tests.unit.test_replay_history import MemoryPrometheus, replay
 from tests.vllm_history import Vllm
@@ -150,6 +150,9 @@ async def test_what_a_report_holds_is_text_and_of_its_own_shape_whatever_is_in_i
             for number in (0, 1, 3):
                 assert any(HOSTILE in row for row in await _table(page, number)), number
             assert HOSTILE in await text_of(page, "#report-unknown")
+            assert await text_of(page, "#report-differs-title") == "What came out differently (1)"
+            await page.click("#report-differs-title")
+            assert HOSTILE in await text_of(page, "#report-differences")
             assert await page.locator("main img, main script").count() == 0
             assert "serving" in await page.title()
             assert await overflow(page) == []
@@ -178,4 +181,5 @@ async def test_a_report_fits_and_can_be_read(size: tuple[int, int], scheme: Sche
         await _show(page, report)
         await becomes(page, "#report-head", "Replay of")
         assert await overflow(page) == []
+        assert await sideways(page) == []
         assert await weak_contrasts(page) == []

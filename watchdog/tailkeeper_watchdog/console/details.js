@@ -98,9 +98,15 @@ function fillFactor(row, [name, f]) {
   [spoken(name), f.goodness.toFixed(2), share(f.weight), measured(f)].forEach((text, i) => say(row.parts[i], text));
 }
 
+// Whatever its factors are, one that is hung or down has no score; its state stands in the place of a factor then.
+function costs(b) {
+  if (b.hscore === 1 || !b.dominant_factor) return "";
+  const name = spoken(b.dominant_factor);
+  return b.dominant_factor in b.factors ? `, most of what is missing by ${name}` : `, because it is ${name}`;
+}
+
 function fillScore(b) {
-  const costs = b.hscore < 1 && b.dominant_factor ? `, most of what is missing by ${spoken(b.dominant_factor)}` : "";
-  say($("details-score"), b.hscore === null ? "HScore unknown" : `HScore ${b.hscore.toFixed(2)}${costs}`);
+  say($("details-score"), b.hscore === null ? "HScore unknown" : `HScore ${b.hscore.toFixed(2)}${costs(b)}`);
   const rows = Object.entries(b.factors);
   keyed(factors.body, rows, ([name]) => name, makeFactor, fillFactor);
   factors.region.hidden = !rows.length;

@@ -17,8 +17,8 @@ export function showNothing(fleet) {
   if (fleet.mode === "advise") said.push("Policies advise only: what would be done is notified, nothing is changed.");
   for (const b of fleet.backends) if (b.hold) said.push(`${b.backend} is held by an operator until ${clock(b.hold.until)}: ${b.hold.reason}`);
   for (const b of fleet.backends) if (unmet(b)) said.push(`${b.backend}: ${b.why}`);
-  // In part: a guard let less through than was wanted, and the row has both numbers and why.
-  for (const b of fleet.backends) if (b.leases.length && wish(b).startsWith("wanted")) said.push(`${b.backend}: only in part, ${wish(b)}. Its row says why.`);
+  // In part: a guard let less through than was wanted, and the backend itself has both numbers and why.
+  for (const b of fleet.backends) if (b.leases.length && wish(b).startsWith("wanted")) said.push(`${b.backend}: only in part, ${wish(b)}. Open it to see why.`);
   if (!said.length) said.push(leasesOf(fleet).length ? "All that was wanted is done and read back." : "Nothing was wanted: no policy asks for a change.");
   const more = said.length - MAX_LINES;
   lines($("nothing"), more > 0 ? [...said.slice(0, MAX_LINES), `and ${count(more)} more; see the backends`] : said);

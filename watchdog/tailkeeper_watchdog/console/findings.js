@@ -29,14 +29,16 @@ export function fillCard(card, finding, now) {
 function makeShare(s) {
   const line = element("p", "share");
   line.parts = { meter: meter(), number: element("span", "number"), sure: element("span", "quiet") };
-  line.append(element("span", null, s.dimension === "unknown" ? "not explained" : `${spoken(s.dimension)} ${s.value}`), line.parts.meter, line.parts.number, line.parts.sure);
+  const what = element("span", null, s.dimension === "unknown" ? "not explained" : `${spoken(s.dimension)} ${s.value}`);
+  what.append(line.parts.sure);
+  line.append(line.parts.meter, line.parts.number, what);
   return line;
 }
 
 function fillShare(line, s) {
   line.parts.meter.fill.style.width = width(s.share);
   say(line.parts.number, share(s.share));
-  say(line.parts.sure, unknown(s.confidence) || s.dimension === "unknown" ? "" : `${share(s.confidence)} sure`);
+  say(line.parts.sure, unknown(s.confidence) || s.dimension === "unknown" ? "" : ` (${share(s.confidence)} sure)`);
 }
 
 // What to say where no finding is open. Quiet must be earned: no finding is not yet good.

@@ -6,6 +6,7 @@ import { readReport } from "./report_file.js";
 import { clock, count, duration, percent, plural, seconds, signal, spoken, turned, unknown, zone } from "./words.js";
 
 const MAX_LINES = 40;
+const MAX_DIFFERENCE_CHARS = 300; // both findings whole, one after the other, are for machines
 const MAX_MARKS = 200; // of each kind in one strip of time
 const SPACE = "http://www.w3.org/2000/svg";
 
@@ -32,7 +33,7 @@ const TABLES = [
   },
   {
     id: "decisions", title: "What was decided", none: "Nothing.",
-    labels: ["Time", "Verdict", "Backend", "What", "Reason"], classes: ["name", "", "", "", "wide"],
+    labels: ["Time", "Verdict", "Backend", "What", "Reason"], classes: ["name", "", "", "what", "wide"],
     rows: (report) => report.decisions, fill: fillDecision,
   },
   {
@@ -116,7 +117,13 @@ function comparedOf(compared) {
   const said = [`Computed again: ${whole(compared.same)} of ${whole(compared.ticks)} ticks gave the same findings and decisions.`];
   if (compared.warming_up) said.push(`${whole(compared.warming_up)} others belong to a run whose begin is not recorded.`);
   if (compared.lost) said.push(`${whole(compared.lost)} ticks are missing in the records.`);
-  return [...said, ...compared.differences.map((line) => `Differs: ${line}`)];
+  return said;
+}
+
+function showDifferences(differences) {
+  $("report-differs").hidden = !differences.length;
+  say($("report-differs-title"), `What came out differently (${count(differences.length)})`);
+  lines($("report-differences"), capped(differences.map((line) => line.slice(0, MAX_DIFFERENCE_CHARS))));
 }
 
 // Made once: a table for each part, its pages below it.
@@ -148,7 +155,8 @@ function show(report, name) {
   if (!made) TABLES.forEach(makePart);
   made = true;
   say($("report-name"), name);
-  lines($("report-head"), capped(headOf(report)));
+  lines($("report-head"), headOf(report));
+  showDifferences(report.compared?.differences ?? []);
   for (const part of TABLES) {
     part.items = part.rows(report);
     part.pager.first();

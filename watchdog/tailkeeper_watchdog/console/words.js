@@ -50,6 +50,7 @@ export function some(names, most = 3) {
 
 export function turned(knob, value) {
   if (knob === "admission") return value === "drain" ? "drained" : value === "serve" ? "admitted" : String(value);
+  if (knob === "concurrency_limit" && value === 0) return "no concurrency limit";
   if (knob === "weight" && typeof value === "number") return `weight ${percent(value)}`;
   return `${spoken(knob)} ${typeof value === "number" ? three(value) : value}`;
 }
