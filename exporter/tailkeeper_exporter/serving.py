@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -31,7 +31,16 @@ def bind(address: str, key: str) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would raise the signal anew when all is closed."""
+    """uvicorn without its own signal handling, which would raise the signal anew when all is closed. ``ending`` is called before
+    open connections are waited for: answers that go on for ever end there."""
+
+    def __init__(self, config: uvicorn.Config, ending: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ Whatever the page asks of another address, and whatever Chromium complains about
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -18,6 +17,8 @@ import pytest
 import uvicorn
 from playwright.async_api import Browser, Page, Request, async_playwright
 
+from tailkeeper_exporter.serving import Server
+from tailkeeper_watchdog.api.live import Live
 from tests.e2e.real_programs import free_port
 from tests.scenario.world import World
 from tests.unit.watchdog_http import gated
@@ -25,8 +26,9 @@ from tests.unit.watchdog_http import gated
 ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 START_LIMIT_S = 10.0
 SEE_LIMIT_MS = 15_000
-"""The page asks every two seconds; this is for a loaded machine."""
-DESK, WIDE, PHONE = (1280, 800), (1440, 900), (390, 844)
+"""The page hears of a tick within half a second, or asks every two; this is for a loaded machine."""
+DESK, WIDE, PHONE, SMALL_PHONE = (1280, 800), (1440, 900), (390, 844), (360, 740)
+STREAM = "**/api/v1/stream"
 Scheme = Literal["light", "dark"]
 
 
@@ -81,16 +83,18 @@ class Served:
     """The watchdog's application on one loopback port, to be stopped and started again."""
 
     def __init__(self, world: World, token: str | None) -> None:
-        self._app = gated(world, token)
+        self._world, self._token = world, token
         self.port = free_port()
+        self.live = Live()
 
     async def start(self) -> None:
+        self.live = Live()
+        app = gated(self._world, self._token, live=self.live)
         config = uvicorn.Config(
-            self._app, host="127.0.0.1", port=self.port, log_config=None, access_log=False, server_header=False,
+            app, host="127.0.0.1", port=self.port, log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=1,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        self._server = Server(config, self.live.end)
         self._task = asyncio.create_task(self._server.serve())
         async with asyncio.timeout(START_LIMIT_S):
             while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
@@ -157,6 +161,15 @@ async def overflow(page: Page) -> list[str]:
           }
           return wide;
         }"""
+    )
+    return found
+
+
+async def sideways(page: Page) -> list[str]:
+    """Regions that have to be scrolled sideways to be seen whole, and cells whose words hang out of them over the next one."""
+    found: list[str] = await page.evaluate(
+        """() => [...document.querySelectorAll(".scroll, .list, td, tbody th")].filter((n) => n.scrollWidth > n.clientWidth + 1)
+          .map((n) => `${n.tagName}.${n.className} ${n.textContent.slice(0, 40)}: ${n.scrollWidth} in ${n.clientWidth}`)"""
     )
     return found
 

@@ -320,6 +320,7 @@ async def test_the_description_at_openapi_json_names_every_call(tmp_path: Path) 
         ("get", "/api/v1/policies"),
         ("get", "/api/v1/baselines"),
         ("get", "/api/v1/trends"),
+        ("get", "/api/v1/stream"),
         ("get", "/api/v1/hscorer/config"),
         ("put", "/api/v1/hscorer/config"),
         ("get", "/api/v1/slo"),

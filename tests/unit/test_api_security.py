@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.api.console import FILES
 from tailkeeper_watchdog.api.security import MAX_BODY_BYTES, Gate
 from tests.e2e.real_programs import free_port
 from tests.scenario.world import World
@@ -33,9 +34,7 @@ CHANGES: list[tuple[str, str, object]] = [
     ("POST", "/no/such/path", None),
 ]
 READS = [
-    "/",
-    "/console.js",
-    "/console.css",
+    *FILES,
     "/api/v1/fleet",
     "/api/v1/findings",
     "/api/v1/decisions",

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.api.app import build_api
+from tailkeeper_watchdog.api.live import Live
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.insights import Insights
@@ -25,9 +26,9 @@ TOKEN = "correct horse battery staple"
 BASE = "http://127.0.0.1:8088"
 
 
-def gated(world: World, token: str | None = None, durations: TickDurations | None = None) -> Gate:
+def gated(world: World, token: str | None = None, durations: TickDurations | None = None, live: Live | None = None) -> Gate:
     """The application over ``world``, as the watchdog serves it."""
-    return Gate(application(world, durations), token)
+    return Gate(application(world, durations, live=live), token)
 
 
 def insights_of(world: World) -> Insights:
@@ -36,11 +37,17 @@ def insights_of(world: World) -> Insights:
     return Insights(tiers_of((), slo), slo.objective)
 
 
-def application(world: World, durations: TickDurations | None = None, insights: Insights | None = None) -> FastAPI:
+def application(
+    world: World,
+    durations: TickDurations | None = None,
+    insights: Insights | None = None,
+    live: Live | None = None,
+) -> FastAPI:
     """The same without the gate."""
     modes: Mapping[str, Mode] = {name: setting.mode for name, setting in world.loop.parts.rules.policies.items()}
     decisions, told = world.loop.parts.decisions, insights or insights_of(world)
-    return build_api(world.loop, world.ledger, decisions, world.switches, durations or TickDurations(), modes, TICK_S, told)
+    durations = durations or TickDurations()
+    return build_api(world.loop, world.ledger, decisions, world.switches, durations, modes, TICK_S, told, live=live)
 
 
 @dataclass

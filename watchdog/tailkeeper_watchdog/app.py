@@ -18,6 +18,7 @@ from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.kube_api import installed
 from tailkeeper_watchdog.alerting import Context, Links, alerts_for, lately_closed
 from tailkeeper_watchdog.api.app import build_api
+from tailkeeper_watchdog.api.live import Live
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.baseline_set import BaselineSet
@@ -127,8 +128,9 @@ class Watchdog:
         token = read_token(config.watchdog.token_file, "watchdog.token_file")
         tick_s = config.watchdog.tick_s
         sent = None if self.telemetry is None else self.telemetry.counts
+        self._live = Live()
         own = (self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
-        api = build_api(self.loop, *own, sent, self.announcers)
+        api = build_api(self.loop, *own, sent, self.announcers, self._live)
         self._api = api
         self.asgi = Gate(api, token)
 
@@ -160,6 +162,10 @@ class Watchdog:
             return self.ledger.leases()
         except LedgerError:
             return ()
+
+    def end_streams(self) -> None:
+        """What the console hears ends: called when the server ends, which would wait for it otherwise."""
+        self._live.end()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -19,7 +19,7 @@ from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
-from tailkeeper_watchdog.api.app import add_console
+from tailkeeper_watchdog.api.console import add_console
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.api.strict import StrictJson
 from tailkeeper_watchdog.leadership import Leadership
@@ -43,6 +43,8 @@ class Led(Protocol):
     asgi: ASGIApp
 
     def running(self) -> AbstractAsyncContextManager[None]: ...
+
+    def end_streams(self) -> None: ...
 
 
 class Standby:
@@ -77,7 +79,8 @@ class Standby:
                 timeout_graceful_shutdown=2,
                 interface="asgi3",
                 lifespan="off",  # the watchdog's own begins when it is built
-            )
+            ),
+            self._end_streams,
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._pause)
         with bind(self._listen, "watchdog.listen") as listening:
@@ -112,6 +115,10 @@ class Standby:
         async with led.running():
             self._led, self._asgi = led, led.asgi
             await ended.wait()
+
+    def _end_streams(self) -> None:
+        if self._led is not None:
+            self._led.end_streams()
 
     def _pause(self) -> None:
         """The kill switch works at a watchdog that stands by too: it is in the ledger, which the leader reads at each tick."""

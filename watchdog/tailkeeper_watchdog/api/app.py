@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from importlib import resources
 from itertools import chain
 from typing import Annotated, Any
 
@@ -17,8 +16,10 @@ from starlette.concurrency import run_in_threadpool
 from tailkeeper_exporter.otlp.counts import Counts
 from tailkeeper_watchdog import kube_announcer
 from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, slo
+from tailkeeper_watchdog.api.console import add_console
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
+from tailkeeper_watchdog.api.live import Event, Live, Stream, event
 from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
 from tailkeeper_watchdog.api.received import Received
 from tailkeeper_watchdog.api.strict import StrictJson
@@ -32,14 +33,11 @@ from tailkeeper_watchdog.otlp.service import series_of
 from tailkeeper_watchdog.switches import MAX_HOLD_S, Switches
 
 MAX_DECISIONS = 1_000
+PICTURE_DECISIONS = 50
+"""Of the stream's pictures; the decision log has the others."""
 READY_TICKS = 3
 """Not ready after this many tick times without a good tick."""
 NAME_LIMIT_CHARS = 128
-_CONSOLE = {
-    "/": ("index.html", "text/html"),
-    "/console.js": ("console.js", "text/javascript"),
-    "/console.css": ("console.css", "text/css"),
-}
 
 BackendName = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT_CHARS)]
 
@@ -107,6 +105,16 @@ class Watched:
             holds=self.switches.holds(),
         )
 
+    async def picture(self) -> Event:
+        """What the console shows, of one moment. Raises as ``view`` does, and LedgerError."""
+        view, findings, made = self.view(), self.loop.memory.book.open_findings, self.ledger.decisions(limit=PICTURE_DECISIONS)
+
+        def written() -> Event:
+            told = {"findings": map(documents.finding, findings), "decisions": map(documents.decision, made)}
+            return event("picture", {"fleet": documents.fleet(view), **{name: list(rows) for name, rows in told.items()}})
+
+        return await run_in_threadpool(written)
+
     def paused_or_unknown(self) -> bool | None:
         try:
             return self.switches.paused() is not None
@@ -132,10 +140,12 @@ def build_api(
     insights: Insights,
     telemetry: Counts | None = None,
     announcers: Sequence[kube_announcer.KubeAnnouncer] = (),
+    live: Live | None = None,
 ) -> FastAPI:
     """The application, without the gate in front of it (``security.Gate``). ``telemetry`` and ``announcers`` know what became
-    of what we send."""
-    trends = Trends()
+    of what we send; ``live`` are the streams, for who wants to end them."""
+    trends, live, sent = Trends(), live or Live(), telemetry or Counts()
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers)
     # A redirect to the path without its slash would go to whatever host the request names.
     api = FastAPI(
         title="Tailkeeper watchdog",
@@ -144,14 +154,13 @@ def build_api(
         redoc_url=None,
         redirect_slashes=False,
         responses=DOCUMENTED,
-        lifespan=_following(trends, loop),
+        lifespan=_beside(lambda: trends.follow(lambda: loop.latest), lambda: live.follow(lambda: loop.latest, watched.picture)),
     )
-    sent = telemetry or Counts()
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers)
     add_handlers(api)
     _add_reads(api, watched)
     _add_baselines(api, watched)
     _add_trends(api, trends)
+    _add_stream(api, live, loop.parts.wall)
     _add_insights(api, watched)
     _add_own(api, watched)
     _add_changes(api, watched)
@@ -161,18 +170,18 @@ def build_api(
     return api
 
 
-def _following(trends: Trends, loop: Loop) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Trends are noted while the application is served."""
+def _beside(*works: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What goes on for as long as the application is served."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(trends.follow(lambda: loop.latest))
+        tasks = [asyncio.create_task(work()) for work in works]
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     return lifespan
 
@@ -215,6 +224,12 @@ def _add_trends(api: FastAPI, trends: Trends) -> None:
     @api.get("/api/v1/trends")
     async def trends_() -> Response:
         return StrictJson(trends.document())
+
+
+def _add_stream(api: FastAPI, live: Live, wall: Callable[[], float]) -> None:
+    @api.get("/api/v1/stream", response_class=Response, responses={200: {"content": {Stream.media_type: {}}}})
+    async def stream() -> Response:
+        return Stream(live, wall)
 
 
 def _add_insights(api: FastAPI, watched: Watched) -> None:
@@ -337,17 +352,3 @@ def _add_alerts(api: FastAPI, received: Received, wall: Callable[[], float]) -> 
     @api.get("/api/v1/alerts")
     async def alerts() -> Response:
         return StrictJson(received.newest_first())
-
-
-def add_console(api: FastAPI) -> None:
-    folder = resources.files("tailkeeper_watchdog") / "console"
-    for path, (name, media_type) in _CONSOLE.items():
-        content = (folder / name).read_bytes()
-        api.add_api_route(path, _static(content, media_type), methods=["GET"], include_in_schema=False)
-
-
-def _static(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
-    async def answer() -> Response:
-        return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
-
-    return answer

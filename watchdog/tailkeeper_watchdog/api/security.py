@@ -73,13 +73,17 @@ def _unbounded(headers: Mapping[bytes, bytes]) -> Refused | None:
 
 
 def _answering(send: Send, *, without_body: bool) -> Send:
-    """``send`` that adds our headers to every answer."""
+    """``send`` that adds our headers to every answer. One ``without_body`` is complete with its headers, and ends there."""
+    complete = False
 
     async def answer(message: Message) -> None:
+        nonlocal complete
+        if complete:
+            return
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
         elif message["type"] == "http.response.body" and without_body:
-            message = {**message, "body": b""}
+            message, complete = {"type": "http.response.body", "body": b"", "more_body": False}, True
         await send(message)
 
     return answer
