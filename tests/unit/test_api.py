@@ -192,12 +192,12 @@ async def test_a_fleet_of_a_thousand_is_told_in_less_than_a_tick(tmp_path: Path)
     for i in range(0, 1_000, 10):
         world.sick[f"b{i:04}"].state = State.HUNG
     async with asked(world, ticks_s=2) as ask:
-        started = time.perf_counter()
+        started = time.process_time()
         fleet = await ask.get("/api/v1/fleet")
-        took_s = time.perf_counter() - started
+        took_s = time.process_time() - started
     assert len(fleet["backends"]) == 1_000
     assert sum(row["actual"]["admission"] == "drain" for row in fleet["backends"]) == 100
-    assert took_s < 1.0, "about 30 ms on an idle core"
+    assert took_s < 1.0, "about 30 ms of CPU, however busy the machine is"
 
 
 # Trends
