@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
+import yaml
 
 from tailkeeper_exporter.serving import Server
 from tailkeeper_watchdog.api import live as live_module
 from tailkeeper_watchdog.api.live import Live
-from tests.e2e.real_programs import free_port
+from tests.e2e.real_programs import free_port, wait_until
 from tests.scenario.world import World
 from tests.unit.watchdog_http import gated
 
@@ -98,3 +102,41 @@ async def test_an_open_stream_does_not_hold_up_the_end_of_the_server() -> None:
             rest = [line async for line in lines]
         assert not any(line.startswith("data: ") for line in rest)
         assert time.monotonic() - began < GRACE_S / 2
+
+
+def test_a_watchdog_process_ends_at_once_while_consoles_listen(tmp_path: Path) -> None:
+    port = free_port()
+    document = {
+        "backends": [{"name": "a", "engine": "vllm", "url": "http://127.0.0.1:9"}],
+        "watchdog": {
+            "tick_s": 0.5,
+            "state": str(tmp_path / "t.db"),
+            "source": {"kind": "exporter", "urls": ["http://127.0.0.1:9"]},
+        },
+    }
+    config = tmp_path / "t.yaml"
+    config.write_text(yaml.safe_dump(document))
+    argv = [sys.executable, "-m", "tailkeeper.cli", "watchdog", "-c", str(config), "--listen", f"127.0.0.1:{port}"]
+    log = tmp_path / "log"
+    with log.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out) as process:
+        try:
+            wait_until(lambda: _ready(port), "it ticks", 30)
+            with httpx.stream("GET", f"http://127.0.0.1:{port}/api/v1/stream", trust_env=False, timeout=10) as answer:
+                lines = answer.iter_lines()
+                while not next(lines).startswith('data: {"fleet"'):
+                    pass
+                began = time.monotonic()
+                process.terminate()
+                assert not [line for line in lines if line.startswith("event: trouble")]
+            assert process.wait(10) == 0
+            assert time.monotonic() - began < 1.9, "the server gives open answers two seconds"
+        finally:
+            process.kill()
+    assert "timeout graceful shutdown exceeded" not in log.read_text()
+
+
+def _ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
