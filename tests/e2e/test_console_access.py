@@ -97,12 +97,8 @@ async def _found_nobody(page: Page) -> None:
 
 
 async def _report(page: Page) -> None:
-<<<<<<< HEAD
-    backends = [{"backend": "a", "sla_kept": kept, "breaches": list[str]()} for kept in (True, False, None)] * 20
-=======
     kinds = (True, False, None) * 20
     backends = [{"backend": "a", "sla_kept": kept, "breaches": ()} for kept in kinds]
->>>>>>> refs/lab/b4
     findings = [{"kind": "hung", "backend": "a", "severity": s, "since": 1e9, "summary": "x"} for s in ("page", "ticket", "info")]
     report = {
         "source": {"where": "x"},
