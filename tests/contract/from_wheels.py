@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.real_programs import free_port
 
-TOKEN = "of the administrator"
+TOKEN = "of-the-administrator"
 
 
 def from_wheel(name: str, package: str) -> str:

@@ -30,7 +30,7 @@ from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tests.e2e.real_programs import RealPrograms, answers_200, free_port, running, wait_until
 from tests.e2e.tiny_servers import answer, body_of, serving
 
-TOKEN = "of the router"
+TOKEN = "of-the-router"
 STARTUP_TIMEOUT_S = 3
 """How long a router tries to add a dead worker; half an hour by default."""
 INSTALL = {"sglang-router": "pip install 'sglang-router>=0.3.2'", "vllm-router": "pip install 'vllm-router>=0.1.17'"}
