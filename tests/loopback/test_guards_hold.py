@@ -106,8 +106,8 @@ class Watching(RuleBasedStateMachine):
         self._find(names)
 
     def _find(self, names: set[str]) -> None:
-        """Whoever comes back is new: what was heard of it before is no evidence."""
-        self.heard.update(dict.fromkeys(names - {b.name for b in self.world.backends}, (State.UNKNOWN, -1000000000.0)))
+        """Whoever comes back is new: what was heard of it before is no evidence. Between two ticks nobody is seen to go."""
+        self.heard.update(dict.fromkeys(names - self.world.loop.fleet.names, (State.UNKNOWN, -1000000000.0)))
         self.world.find(*sorted(names))
 
     @precondition(lambda self: self.world.backends)
