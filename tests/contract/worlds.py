@@ -204,8 +204,8 @@ async def tap_world(_: RealPrograms) -> AsyncIterator[World]:
     taps = TapsInMemory("a", "b")
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder) / "token"
-        token.write_text("of the exporter\n")
-        async with exporter_with(taps, "of the exporter") as (url, counting):
+        token.write_text("of-the-exporter\n")
+        async with exporter_with(taps, "of-the-exporter") as (url, counting):
             yield TapWorld(taps, counting, url, TapActuator("edge", (url,), Auth(bearer_file=token)))
 
 
