@@ -152,7 +152,7 @@ def check_config(config: ConfigFile) -> None:
     _check_baselines(loaded.watchdog.baselines)
     for warning in credential_checks.warnings(credential_places(loaded)):
         typer.echo(f"tailkeeper: warning: {warning}", err=True)
-    typer.echo(support_table(loaded))
+    typer.echo(support_table(loaded, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None))
     for line in found_now(loaded):
         typer.echo(line)
     typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")

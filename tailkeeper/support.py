@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailkeeper.config import Config
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 FIND_S = 5.0
 """For all discoveries at once: somebody waits in front of the terminal."""
 
+MIN_REASON = 24
+"""Characters; where a terminal leaves less beside the other columns, lines are longer than it is wide."""
 
-def support_table(config: Config) -> str:
-    """Lines of text. Asks no gateway: what the kind of gateway can do is known beforehand."""
+
+def support_table(config: Config, width: int | None = None) -> str:
+    """Lines of text, reasons broken at ``width`` characters if given. Asks no gateway: what a kind can do is known beforehand."""
     from tailkeeper_watchdog.actuators import build_actuator
     from tailkeeper_watchdog.api.documents import support_row
     from tailkeeper_watchdog.app import policy_modes
@@ -31,8 +35,21 @@ def support_table(config: Config) -> str:
             gateways = [actuators[ref.name] for ref in backend.gateway]
             row = support_row(modes[policy.name], {knob: support_of(knob, gateways) for knob in policy.knobs})
             rows += support_lines(policy.name, backend.name, row)
+    return "\n".join(aligned(rows, width))
+
+
+def aligned(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> Iterator[str]:
+    """The last column goes on below itself where it is wider than what ``width`` leaves."""
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join("  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in rows)
+    indent = " " * (sum(widths) + 2 * len(widths))
+    for row in rows:
+        beside = "".join(f"{cell:<{w}}  " for cell, w in zip(row, widths, strict=False))
+        reason = (
+            [row[3]] if width is None else textwrap.wrap(row[3], max(MIN_REASON, width - len(indent)), break_long_words=False)
+        )
+        yield from (
+            f"{before}{text}".rstrip() for before, text in zip((beside, *[indent] * len(reason)), reason or [""], strict=False)
+        )
 
 
 def support_lines(policy: str, backend: str, row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
