@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import structlog
 
@@ -23,10 +22,10 @@ from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
 from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
-from tailkeeper_watchdog.guards import GuardContext, holds_up, is_drain, takes_out
+from tailkeeper_watchdog.guards import GuardContext, holds_up, is_drain
 from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
-from tailkeeper_watchdog.ledger import Ledger, LedgerError
+from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -38,8 +37,6 @@ from tailkeeper_watchdog.model import (
     FleetSnapshot,
     Knob,
     Lease,
-    Mode,
-    Outcome,
     Refusal,
     Severity,
     Situation,
@@ -50,10 +47,10 @@ from tailkeeper_watchdog.pending import arrivals, ends_too_early
 from tailkeeper_watchdog.plan import Change, ChangeKind, PlanInput, adopted, plan
 from tailkeeper_watchdog.quarantine import quarantined
 from tailkeeper_watchdog.reconcile import Backoff, Executed, GatewayReport, Reconciler, as_backends, has_arrived
-from tailkeeper_watchdog.resolve import strictest
 from tailkeeper_watchdog.settings import ACTING_S, GuardsSettings
 from tailkeeper_watchdog.switches import Switches
 from tailkeeper_watchdog.tick import Laps, TickInputs
+from tailkeeper_watchdog.unacted import note_unacted
 from tailkeeper_watchdog.weighing import Weighing
 
 log = structlog.get_logger("tailkeeper.watchdog")
@@ -105,17 +102,6 @@ def _removes(change: Change) -> bool:
         return lease is not None and is_drain(lease.knob, lease.written) and has_arrived(change)
     anew = lease is None or (not lease.confirmed and lease.before != DRAIN and not lease.reverts)
     return is_drain(change.knob, change.value) and anew
-
-
-MAX_UNACTED_NOTED = 200
-"""Lines of the decision log for what was not done, a tick; the others are noted at the next ticks, if they are still so."""
-
-
-def _gist(wish: DesiredState) -> str:
-    """What makes a wish the same one in the log. A weight or a limit that moves a little every tick is one wish, not many."""
-    if wish.knob is Knob.WEIGHT:
-        return "most of it" if takes_out(wish) else "a part of it"
-    return "" if wish.knob in (Knob.CONCURRENCY_LIMIT, Knob.BATCH_WINDOW_S, Knob.ANNOTATION) else str(wish.value)
 
 
 MAX_NAMES_LOGGED = 10
@@ -217,7 +203,8 @@ class Loop:
         executed = await self._act(changes, tuple(arrived.values()), given)
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
         self._lap(Step.ACT)
-        decisions = (*self._note_unacted(desired, verdicts), *executed.decisions)
+        unacted = note_unacted(parts.ledger, parts.decisions, self._tick, desired, verdicts)
+        decisions = (*unacted, *executed.decisions)
         self._attribute(collected, decisions, situation)
         self._lap(Step.ATTRIBUTE)
         record = self._record(started, situation, desired, verdicts, decisions)
@@ -424,32 +411,6 @@ class Loop:
             if (backend, Knob.ADMISSION) in executed.changed:
                 self.parts.ledger.count_attempt(backend, wall)
         return executed
-
-    def _note_unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
-        """What was only observed or advised, and what a guard refused: written down when it changes."""
-        try:
-            with self.parts.ledger.together():
-                yield from islice(self._unacted(desired, verdicts), MAX_UNACTED_NOTED)
-        except LedgerError:
-            self.parts.decisions.forget_all()
-            raise
-        self.parts.decisions.forget_old()
-
-    def _unacted(self, desired: tuple[DesiredState, ...], verdicts: tuple[Verdict, ...]) -> Iterator[Decision]:
-        for verdict in verdicts:
-            if verdict.refusal is not None:
-                reason = f"{verdict.refusal.value} ({verdict.detail}); wanted because {verdict.desired.reason}"
-                yield from self._note(verdict.desired, Outcome.REFUSED, reason, verdict.refusal.name)
-        for wish in strictest(wish for wish in desired if wish.mode is not Mode.ENFORCE):
-            outcome = Outcome.OBSERVED if wish.mode is Mode.OBSERVE else Outcome.ADVISED
-            yield from self._note(wish, outcome, wish.reason, "")
-
-    def _note(self, wish: DesiredState, outcome: Outcome, reason: str, code: str) -> Iterator[Decision]:
-        decision = self.parts.decisions.note(
-            self._tick, wish.policy, wish.backend, wish.knob, None, wish.value, outcome, reason, code=f"{code}|{_gist(wish)}"
-        )
-        if decision is not None:
-            yield decision
 
     def _record(
         self,
