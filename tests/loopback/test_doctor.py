@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 from pathlib import Path
@@ -22,7 +22,6 @@ from tailkeeper.doctor import Report, examined
 from tailkeeper.doctor.findings import Finding, Mistake, Severity
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.real_programs import free_port
-from tests.e2e.tiny_servers import answer, serving
 from tests.unit.fake_engine import FakeEngine
 from tests.unit.loopback import Handler, Seen, reply, routes, silence, stream
 from tests.unit.loopback import serving as serving_raw
@@ -526,12 +525,6 @@ async def test_found_backends_are_checked_like_listed_ones(fleet: Fleet, tmp_pat
 
 
 # The command
-
-
-@pytest.fixture
-def denying() -> Iterator[str]:
-    with serving(lambda handler: answer(handler, 401, b"no")) as port:
-        yield f"http://127.0.0.1:{port}"
 
 
 def test_the_command_ends_with_1_where_something_is_wrong_and_with_2_where_the_file_is(tmp_path: Path, denying: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tailkeeper.config import load
 from tailkeeper.init import on_machine
 from tests.e2e.exporter_process import engine_process
 from tests.e2e.real_programs import free_port
-from tests.e2e.tiny_servers import answer, serving
 from tests.unit.fake_engine import FakeEngine
 from tests.unit.loopback import Handler, reply, routes, silence
 from tests.unit.loopback import serving as serving_raw
@@ -84,12 +82,6 @@ def test_wrong_usage_is_told_before_anything_is_done(
     done = init(*arguments)
     assert (done.exit_code, said in " ".join(done.output.split())) == (code, True), done.output
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def denying() -> Iterator[str]:
-    with serving(lambda handler: answer(handler, 401, b"no")) as port:
-        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_prometheus_that_cannot_be_asked_ends_it_with_nothing_written(tmp_path: Path, denying: str) -> None:

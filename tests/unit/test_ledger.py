@@ -121,7 +121,8 @@ def test_a_ledger_of_a_newer_version_is_refused(path: Path) -> None:
         Ledger(path)
 
 
-def test_a_locked_ledger_raises_and_does_not_hang(path: Path) -> None:
+def test_a_locked_ledger_raises_and_does_not_hang(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailkeeper_watchdog.ledger.LOCK_WAIT_S", 0.1)
     ledger = Ledger(path)
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -24,6 +24,8 @@ SCHEMA_VERSION = 3
 MAX_DECISIONS = 100_000
 """Oldest decisions beyond this are dropped: months of a busy fleet, about 30 MB."""
 PRUNE_EVERY = 1_000
+LOCK_WAIT_S = 2.0
+"""For somebody else's write to end; it is part of a tick."""
 MAX_WEIGHTS_CHANGES = 1_000
 """Oldest ones beyond this are dropped; people change weights a few times a year."""
 ATTEMPT_MEMORY_S = 3_600.0
@@ -78,7 +80,7 @@ class Ledger:
         """SQLite's ``data_version`` when they were read: another one says that somebody else has written since."""
         try:
             # SQLite itself serialises the calls.
-            self._db = sqlite3.connect(self._path, timeout=2.0, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(self._path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
