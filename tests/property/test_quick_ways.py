@@ -22,7 +22,6 @@ from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
     FleetSnapshot,
-    GpuObservation,
     Knob,
     Lease,
     Outcome,
@@ -31,7 +30,6 @@ from tailkeeper_watchdog.model import (
     Target,
 )
 from tailkeeper_watchdog.plan import _adopted, adopted
-from tailkeeper_watchdog.policies import gpu_health_gate
 from tailkeeper_watchdog.samples import Sample, sample_of
 from tailkeeper_watchdog.window import Window
 
@@ -217,38 +215,3 @@ def test_leases_that_are_held_are_those_in_the_file_whoever_wrote_there(
         fresh.close()
     other.close()
     ledger.close()
-
-
-RATIOS = st.none() | st.floats(0, 1)
-
-
-@given(
-    st.sampled_from(State),
-    RATIOS,
-    st.lists(st.tuples(st.none() | st.floats(0, 9), RATIOS, RATIOS, RATIOS), max_size=2),
-    RATIOS,
-    RATIOS,
-)
-def test_of_what_looks_well_the_health_gate_wants_nothing(
-    state: State, pressure: float | None, devices: list[tuple[float | None, ...]], step_s: float | None, miss: float | None
-) -> None:
-    gate, params = gpu_health_gate, gpu_health_gate.GpuHealthGateParams()
-    readings = {} if pressure is None else {catalog.VRAM_PRESSURE.name: present(pressure, 0.0)}
-    seen = BackendObservation("a", state, 0.0, None, readings, gpus=tuple(gpu_of(i, *told) for i, told in enumerate(devices)))
-    wants = [
-        *gate._dead(seen),
-        *gate._pressure(seen, None, 1.0, params),
-        *gate._lost_gpu(seen, None, params),
-        *gate._slow(seen, step_s, None, miss, params),
-    ]
-    if gate._looks_well(seen, step_s, None, miss, params):
-        assert not wants
-    elif miss is None:
-        assert wants
-
-
-def gpu_of(
-    number: int, age: float | None, fragmentation: float | None, nvlink: float | None, pcie: float | None
-) -> GpuObservation:
-    age_s, spread, link, bus = (absent() if v is None else present(v, 0.0) for v in (age, fragmentation, nvlink, pcie))
-    return GpuObservation(str(number), age_s, absent(), absent(), absent(), spread, bus, link, absent())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -382,7 +383,7 @@ async def test_nothing_that_was_known_of_the_one_before_is_known_of_another_unde
     assert loop.memory.detectors["growth"].readings["b"].p99_s == ()
     assert loop.memory.uptimes["b"].ratio() is None
     assert len(loop.memory.histories["b"].samples) == 1
-    assert loop.memory.policies["gpu_health_gate"].breakers["b"].failures_in_a_row == 0
+    assert loop.memory.policies["gpu_health_gate"].kv.line("b") == (0.0, 0.0, 0.0, -inf)
     assert ("b", Knob.WEIGHT) not in loop._changed_at
 
 
@@ -431,6 +432,7 @@ async def churn(db: Path, ticks: int) -> None:
         "rings": len(memory.rings) / 3,
         "growth": len(memory.detectors["growth"].readings),
         "breakers": len(policy.breakers),
+        "counted": len(policy.counted),
         "kv": len(policy.kv),
         "dead_at": len(policy.dead_at),
         "open": len(memory.book.open),

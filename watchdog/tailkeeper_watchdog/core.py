@@ -139,7 +139,7 @@ def score_fleet(
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
         window = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         windows[name], recent[name] = window, over(history, RECENT_S) if seen else no_window
-    work_out(windows.values(), _ASKED_OF_ALL)
+    work_out(tuple(windows.values()), _ASKED_OF_ALL)
     scores = {name: score(heard_of.get(name), window, rules.weights, rules.slo, name) for name, window in windows.items()}
     # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
     # an engine that is away answers no page, and its last requests were read while it did not.
@@ -160,7 +160,7 @@ def score_fleet(
 def with_gateways(situation: Situation, servers: Mapping[Target, ServerState], leases: tuple[Lease, ...]) -> Situation:
     """The situation with what the gateways have in force, and what was there before our leases."""
     actual = {target: state.values for target, state in servers.items()}
-    return replace(situation, actual=actual, prior={(lease.target, lease.knob): lease.prior for lease in leases})
+    return situation.at_gateways(actual, {(lease.target, lease.knob): lease.prior for lease in leases})
 
 
 def _by_backend(records: tuple[RequestRecord, ...], known: Mapping[str, History]) -> dict[str, tuple[RequestRecord, ...]]:

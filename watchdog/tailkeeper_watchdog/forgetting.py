@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from tailkeeper_watchdog.table import Table
+
 
 def without(mapping: Mapping[Any, Any], gone: frozenset[str]) -> Mapping[Any, Any]:
     """The mapping without keys that are, or begin with, the name of a backend in ``gone``."""
@@ -13,11 +15,13 @@ def without(mapping: Mapping[Any, Any], gone: frozenset[str]) -> Mapping[Any, An
 
 
 def forget(memory: Any, gone: frozenset[str]) -> Any:
-    """A memory without these backends: a dataclass whose mappings have backends' names as keys, or tuples that begin with one.
+    """A memory without these backends: a dataclass of tables, and of mappings with backends' names as keys, or tuples that begin
+    with one.
 
     Anything else in it stays as it is. A memory of another shape brings its own way to forget.
     """
     if not is_dataclass(memory) or isinstance(memory, type):
         return memory
     held = {f.name: getattr(memory, f.name) for f in fields(memory)}
-    return replace(memory, **{name: without(value, gone) for name, value in held.items() if isinstance(value, Mapping)})
+    tables = {name: value.without(gone) for name, value in held.items() if isinstance(value, Table)}
+    return replace(memory, **tables, **{name: without(value, gone) for name, value in held.items() if isinstance(value, Mapping)})

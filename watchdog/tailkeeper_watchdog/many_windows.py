@@ -7,7 +7,7 @@ left to work it out by itself when it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,14 @@ from tailkeeper_watchdog.window import Window
 Matrix = NDArray[np.float64]
 
 
-def work_out(windows: Iterable[Window], asked: Mapping[str, tuple[float, ...]]) -> None:
+def work_out(windows: Sequence[Window], asked: Mapping[str, tuple[float, ...]]) -> None:
     """``asked`` are the quantiles by signal that every window is to know."""
-    for layout, same in _by_layout(windows):
-        rises = _rises(same, layout)
+    for layout, _, same in by_layout(windows):
+        risen = rises(same, layout)
         for signal, ranks in asked.items():
             total, last, bounds = layout.places.get(SIGNAL_HISTOGRAM[signal], NOWHERE)
             if len(bounds) > 1:
-                counts = rises[:, total + 1 : last + 1]
+                counts = risen[:, total + 1 : last + 1]
                 plain = np.flatnonzero((counts[:, 0] >= 0) & (np.diff(counts) >= 0).all(axis=1))
                 for q in ranks:
                     found = _quantiles(counts[plain], bounds, q)
@@ -34,21 +34,26 @@ def work_out(windows: Iterable[Window], asked: Mapping[str, tuple[float, ...]]) 
                         same[row].note_quantile(signal, q, quantile)
 
 
-def _by_layout(windows: Iterable[Window]) -> list[tuple[Layout, list[Window]]]:
-    """Those whose two ends have the same layout. Layouts are known by identity: equal ones are one object."""
-    found: dict[int, tuple[Layout, list[Window]]] = {}
-    for window in windows:
+def by_layout(windows: Sequence[Window]) -> list[tuple[Layout, list[int], list[Window]]]:
+    """Those whose two ends have the same layout, with their places. Layouts are known by identity: equal ones are one object."""
+    found: dict[int, tuple[Layout, list[int], list[Window]]] = {}
+    for place, window in enumerate(windows):
         start, end = window.start, window.end
         if start is not None and end is not None and start.layout is end.layout:
-            found.setdefault(id(end.layout), (end.layout, []))[1].append(window)
+            known = found.get(id(end.layout))
+            if known is None:
+                known = found[id(end.layout)] = end.layout, [], []
+            known[1].append(place)
+            known[2].append(window)
     return list(found.values())
 
 
-def _rises(windows: list[Window], layout: Layout) -> Matrix:
-    """A line for each window: by how much every number of its row rose."""
+def rises(windows: Sequence[Window], layout: Layout) -> Matrix:
+    """A line for each window, both ends of which have this layout: by how much every number of its row rose."""
     starts = b"".join([w.start.row for w in windows if w.start is not None])
     ends = b"".join([w.end.row for w in windows if w.end is not None])
-    return (np.frombuffer(ends) - np.frombuffer(starts)).reshape(-1, layout.width)
+    with np.errstate(invalid="ignore"):  # a hostile page may count to infinity
+        return (np.frombuffer(ends) - np.frombuffer(starts)).reshape(-1, layout.width)
 
 
 def _quantiles(counts: Matrix, bounds: tuple[float, ...], q: float) -> list[Quantile | None]:

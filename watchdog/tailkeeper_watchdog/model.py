@@ -7,17 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile, Reading, absent
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.window import Window
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
+T = TypeVar("T")
 
 
 class Knob(StrEnum):
@@ -144,6 +147,23 @@ class GpuObservation:
     ecc_single_bit_total: Reading[float] = field(default_factory=absent)
 
 
+WORST_OF_GPUS: Mapping[str, Callable[[GpuObservation], Reading[float]]] = {
+    catalog.GPU_SAMPLE_AGE.name: attrgetter("sample_age_s"),
+    catalog.GPU_FRAGMENTATION.name: attrgetter("fragmentation_ratio"),
+    catalog.GPU_NVLINK.name: attrgetter("nvlink_ratio"),
+    catalog.GPU_PCIE.name: attrgetter("pcie_ratio"),
+}
+
+
+def _values(readings: Mapping[str, Reading[float]], gpus: tuple[GpuObservation, ...]) -> Mapping[str, float]:
+    values = {name: value for name, reading in readings.items() if (value := reading.value) is not None}
+    for name, reading_of in WORST_OF_GPUS.items() if gpus else ():
+        told = [value for gpu in gpus if (value := reading_of(gpu).value) is not None]
+        if told:
+            values[name] = max(told)
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class BackendObservation:
     """Everything read about one backend at one tick. ``age_s`` is the age of the evidence for ``state``."""
@@ -162,12 +182,11 @@ class BackendObservation:
     known: InitVar[Mapping[str, float] | None] = None
     """``values``, from whoever has just the same readings."""
     values: Mapping[str, float] = field(init=False, compare=False, repr=False)
-    """The readings that are present, as numbers: what everybody asks, dozens of times a tick."""
+    """The readings that are present, as numbers, and under the names of ``WORST_OF_GPUS`` the highest of its GPUs: what everybody
+    asks, dozens of times a tick."""
 
     def __post_init__(self, known: Mapping[str, float] | None) -> None:
-        if known is None:
-            known = {name: value for name, reading in self.readings.items() if (value := reading.value) is not None}
-        object.__setattr__(self, "values", known)
+        object.__setattr__(self, "values", _values(self.readings, self.gpus) if known is None else known)
 
     def value(self, name: str) -> float | None:
         """A present value of a catalogue metric, or None."""
@@ -332,6 +351,21 @@ class Situation:
     """What was there before our changes in force."""
     _worked_out: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What follows from the fields alone and everybody asks, worked out once; a situation made by replace() begins anew."""
+
+    def worked_out(self, what: str, work: Callable[[Situation], T]) -> T:
+        """What ``work`` makes of the fields, made once: for whoever knows more of numbers than this file does."""
+        if what not in self._worked_out:
+            self._worked_out[what] = work(self)
+        found: T = self._worked_out[what]
+        return found
+
+    def at_gateways(
+        self, actual: Mapping[Target, Mapping[Knob, KnobValue]], prior: Mapping[tuple[Target, Knob], KnobValue]
+    ) -> Situation:
+        """The same with what the gateways have in force; who is heard of is no other for that, and is taken along."""
+        situation = replace(self, actual=actual, prior=prior)
+        situation._worked_out["heard"] = self.heard
+        return situation
 
     @property
     def heard(self) -> Mapping[str, BackendObservation]:

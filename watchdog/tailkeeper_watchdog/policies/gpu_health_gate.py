@@ -16,15 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf, sqrt
+from math import inf, isnan, nan
 from statistics import median
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.columns import Column, Columns, Mask, columns
 from tailkeeper_watchdog.metrics import (
     BREAKER_ERROR_RATIO,
     BREAKER_FAILURES,
@@ -43,8 +45,10 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.policies.base import Policy
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
+from tailkeeper_watchdog.table import Matrix, Table
 from tailkeeper_watchdog.window import Window
 
+_OK, _ERROR = OUTCOME_SLOT["ok"], OUTCOME_SLOT["error"]
 NAME = "gpu_health_gate"
 
 
@@ -82,7 +86,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker(NamedTuple):
-    """A tuple: one is made for each backend at each tick, and a dataclass takes three times as long."""
+    """What is remembered of one backend's failures. Counts are as they were last seen; None is not told."""
 
     state: BreakerState = BreakerState.CLOSED
     changed_at: float = 0.0
@@ -93,6 +97,8 @@ class Breaker(NamedTuple):
     trial_errors: float = 0.0
     why: str = ""
 
+
+_CLOSED = Breaker()
 
 KV_SPACING_S = 60.0
 """One reading a minute: windows of a minute that overlap would be one fact told many times."""
@@ -106,34 +112,21 @@ KV_FORGETTING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class KvBaseline:
-    """Running mean and variance of one backend's KV miss rate; ``taken_at`` in monotonic seconds."""
-
-    mean: float = 0.0
-    variance: float = 0.0
-    readings: int = 0
-    taken_at: float = float("-inf")
-
-    def updated(self, miss: float, now: float) -> KvBaseline:
-        if now - self.taken_at < KV_SPACING_S:
-            return self
-        readings = self.readings + 1
-        share = max(KV_FORGETTING, 1.0 / readings)
-        step = miss - self.mean
-        variance = (1.0 - share) * (self.variance + share * step * step)
-        return KvBaseline(self.mean + share * step, variance, readings, now)
-
-    def is_worse(self, miss: float) -> bool:
-        return self.readings >= KV_READINGS and miss - self.mean > max(KV_MARGIN, KV_SIGMAS * sqrt(self.variance))
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     breakers: Mapping[str, Breaker] = field(default_factory=lambda: EMPTY)
-    kv: Mapping[str, KvBaseline] = field(default_factory=lambda: EMPTY)
+    """Those that are open or on trial."""
+    counted: Table = field(default_factory=Table)
+    """Of every backend what a closed breaker knows: see ``_UNCOUNTED``."""
+    kv: Table = field(default_factory=Table)
+    """Of every backend the baseline of its KV miss rate: see ``_NO_BASELINE``."""
     dead_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """When each backend was last seen dead, monotonic seconds."""
 
+
+_UNCOUNTED = (nan, nan, 0.0)
+"""Requests that ended well when it was last seen, those that failed, and failures in a row; NaN is not told."""
+_NO_BASELINE = (0.0, 0.0, 0.0, -inf)
+"""Running mean and variance, readings, and when the last one was taken, in monotonic seconds."""
 
 AFTERMATH_S = 20.0
 """Tokens that waited out a hang are counted when it ends: for as long as they can stand in the recent window, a slow
@@ -151,60 +144,126 @@ class _Want:
 def decide(
     situation: Situation, params: GpuHealthGateParams, mode: Mode, memory: Memory
 ) -> tuple[Memory, tuple[DesiredState, ...]]:
-    """One desired state for each knob of each backend that should not have its normal share of the traffic."""
-    breakers: dict[str, Breaker] = {}
-    baselines: dict[str, KvBaseline] = {}
-    dead_at = dict(memory.dead_at)
-    now = situation.snapshot.now
+    """One desired state for each knob of each backend that should not have its normal share of the traffic. One that is not heard
+    of wants nothing, and nothing that is remembered of it changes."""
+    fleet, now = columns(situation), situation.snapshot.now
+    breakers, counted = _stepped(fleet, situation, memory, params)
+    kv, worse = _kv_baselines(fleet, memory, now)
+    dead_at = {**memory.dead_at, **{fleet.names[place]: now for place in np.flatnonzero(fleet.dead)}}
+    step_s = _step_time_s(fleet)
     desired: list[DesiredState] = []
-    new_breaker, new_baseline = Breaker(), KvBaseline()
-    error_ratios = {name: e for name, w in situation.recent.items() if (e := w.failure_ratio) is not None}
-    overall = median(error_ratios.values()) if error_ratios else None
-    heard, windows, recents = situation.heard, situation.windows, situation.recent
-    for backend in situation.snapshot.backends:
-        name = backend.name
-        seen = heard.get(name)
-        breaker = memory.breakers.get(name, new_breaker)
-        baseline = memory.kv.get(name, new_baseline)
-        if seen is None:  # unknown wants nothing and changes nothing remembered
-            breakers[name], baselines[name] = breaker, baseline
+    for place in _suspects(fleet, situation, breakers, step_s, worse, params):
+        name, seen = fleet.names[place], fleet.seen[place]
+        if seen is None:
             continue
-        window, recent = windows.get(name), recents.get(name)
-        peers = overall if len(error_ratios) > EXACT_PEERS else peers_error_ratio(error_ratios, name, overall)
-        breaker = breakers[name] = step_breaker(breaker, seen, recent, peers, params, now)
-        if seen.state.is_dead:
-            dead_at[name] = now
-        step_time_s = None if now - dead_at.get(name, -AFTERMATH_S) < AFTERMATH_S else _step_time_s(recent)
-        miss = window.kv_miss_ratio if window else None
-        worse_miss = miss if miss is not None and baseline.is_worse(miss) else None
-        baselines[name] = baseline if miss is None or worse_miss is not None else baseline.updated(miss, now)
-        if breaker.state is BreakerState.CLOSED and _looks_well(seen, step_time_s, window, worse_miss, params):
-            continue  # nearly all of a fleet
+        window, recent = situation.windows.get(name), situation.recent.get(name)
+        after_hang = now - dead_at.get(name, -AFTERMATH_S) < AFTERMATH_S
+        worse_miss = window.kv_miss_ratio if window is not None and worse[place] else None
         wants = [
             *_dead(seen),
-            *_breaker_wants(breaker, params),
+            *_breaker_wants(breakers.get(name, _CLOSED), params),
             *_pressure(seen, recent, situation.slo.ttft_p99_s, params),
             *_lost_gpu(seen, recent, params),
-            *_slow(seen, step_time_s, window, worse_miss, params),
+            *_slow(seen, None if after_hang else _known(step_s[place]), window, worse_miss, params),
         ]
         desired.extend(DesiredState(NAME, name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
-    return Memory(breakers, baselines, dead_at), tuple(desired)
+    return Memory(breakers, counted, kv, dead_at), tuple(desired)
 
 
-def _looks_well(
-    seen: BackendObservation, step_s: float | None, window: Window | None, worse_miss: float | None, params: GpuHealthGateParams
-) -> bool:
-    """The cheap half of the question: whether it lives and nothing of it is over any limit, so that there is nothing to want."""
-    pressure = seen.value(catalog.VRAM_PRESSURE.name)
-    if seen.state.is_dead or worse_miss is not None or (pressure is not None and pressure > params.memory_pressure_limit_ratio):
-        return False
-    if step_s is not None and step_s > params.step_time_limit_s:
-        return False
-    for gpu in seen.gpus:
-        age_s = gpu.sample_age_s.value
-        if age_s is not None and age_s > params.gpu_missed_after_s:
-            return False
-    return not _breached(seen, window, worse_miss, params)
+def _known(value: float) -> float | None:
+    return None if isnan(value) else float(value)
+
+
+def _suspects(
+    fleet: Columns,
+    situation: Situation,
+    breakers: Mapping[str, Breaker],
+    step_s: Column,
+    worse: Mask,
+    params: GpuHealthGateParams,
+) -> list[int]:
+    """Those of whom anything is over any limit: of all others, nearly all of a fleet, there is nothing to want."""
+    over = (
+        fleet.dead
+        | worse
+        | (step_s > params.step_time_limit_s)
+        | (fleet.told(catalog.VRAM_PRESSURE.name) > params.memory_pressure_limit_ratio)
+        | (fleet.told(catalog.GPU_SAMPLE_AGE.name) > params.gpu_missed_after_s)
+        | (fleet.told(catalog.GPU_FRAGMENTATION.name) > params.fragmentation_limit_ratio)
+        | (fleet.told(catalog.GPU_NVLINK.name) > params.nvlink_limit_ratio)
+        | (fleet.told(catalog.GPU_PCIE.name) > params.pcie_limit_ratio)
+    )
+    for place in fleet.minute.telling(catalog.PREPROCESS_TIME.name):
+        window = situation.windows.get(fleet.names[place])
+        p95 = window.quantile("preprocess", 0.95) if window else None
+        over[place] |= p95 is not None and p95.value > params.preprocess_p95_limit_s
+    over |= np.array([name in breakers for name in fleet.names], dtype=bool)
+    return [int(place) for place in np.flatnonzero(over & fleet.heard)]
+
+
+def _stepped(
+    fleet: Columns, situation: Situation, memory: Memory, params: GpuHealthGateParams
+) -> tuple[dict[str, Breaker], Table]:
+    """The breakers after this tick: side by side as long as they stay closed, one by one where one is not or may not stay so."""
+    ok, errors = fleet.told(_OK), fleet.told(_ERROR)
+    counted = memory.counted.of(fleet.names, _UNCOUNTED)
+    ok_seen, errors_seen, in_a_row = counted.T
+    silent = ok <= ok_seen  # of requests that ended well; false where either is not told
+    new_errors = np.where(errors > errors_seen, errors - errors_seen, 0.0)
+    after = np.column_stack((ok, errors, np.where(silent, in_a_row + new_errors, 0.0)))
+    finished, failed = fleet.lately.taken
+    may_open = (after[:, 2] >= params.breaker_failures) | (failed > params.breaker_error_ratio * finished)
+    held = np.array([name in memory.breakers for name in fleet.names], dtype=bool)
+    ratios = _failure_ratios(fleet)
+    overall = median(ratios.values()) if ratios else None
+    breakers = {name: memory.breakers[name] for place in np.flatnonzero(held & ~fleet.heard) if (name := fleet.names[place])}
+    for place in np.flatnonzero((held | may_open) & fleet.heard):
+        name, seen = fleet.names[place], fleet.seen[place]
+        if seen is not None:
+            before = memory.breakers.get(name) or _closed(*counted[place].tolist())
+            peers = peers_error_ratio(ratios, name, overall)
+            breaker = step_breaker(before, seen, situation.recent.get(name), peers, params, situation.snapshot.now)
+            after[place, 2] = breaker.failures_in_a_row
+            if breaker.state is not BreakerState.CLOSED:
+                breakers[name] = breaker
+    return breakers, Table(fleet.names, np.where(fleet.heard[:, None], after, counted))
+
+
+def _closed(ok_seen: float, errors_seen: float, in_a_row: float) -> Breaker:
+    return Breaker(failures_in_a_row=in_a_row, ok_seen=_known(ok_seen), errors_seen=_known(errors_seen))
+
+
+def _failure_ratios(fleet: Columns) -> dict[str, float]:
+    """By backend, where anything finished; whether it is heard of or not."""
+    finished, failed = fleet.lately.taken
+    places = np.flatnonzero(finished > 0)
+    return dict(zip([fleet.names[place] for place in places], (failed[places] / finished[places]).tolist(), strict=True))
+
+
+def _kv_baselines(fleet: Columns, memory: Memory, now: float) -> tuple[Table, Mask]:
+    """The baselines after this tick, and whose KV miss rate is worse than its own: what is worse does not become usual."""
+    lines = memory.kv.of(fleet.names, _NO_BASELINE)
+    mean, variance, readings, taken_at = lines.T
+    miss = np.where(fleet.heard, fleet.minute.kv_miss_ratio, nan)
+    worse = (readings >= KV_READINGS) & (miss - mean > np.maximum(KV_MARGIN, KV_SIGMAS * np.sqrt(variance)))
+    due = np.flatnonzero(~np.isnan(miss) & ~worse & (now - taken_at >= KV_SPACING_S))
+    lines[due] = _updated(lines[due], miss[due], now)
+    return Table(fleet.names, lines), worse
+
+
+def _updated(lines: Matrix, miss: Column, now: float) -> Matrix:
+    """Baselines with one more reading each."""
+    mean, variance, readings, _ = lines.T
+    share = np.maximum(KV_FORGETTING, 1.0 / (readings + 1))
+    step = miss - mean
+    after = (1.0 - share) * (variance + share * step * step)
+    return np.column_stack((mean + share * step, after, readings + 1, np.full(len(lines), now)))
+
+
+def _step_time_s(fleet: Columns) -> Column:
+    """Of an engine that tells no steps, the time between two tokens."""
+    step = fleet.lately.mean_s(catalog.STEP_TIME.name)
+    return np.where(np.isnan(step), fleet.lately.mean_s(catalog.ITL.name), step)
 
 
 def _dead(seen: BackendObservation) -> list[_Want]:
@@ -281,13 +340,6 @@ def _slow(
     return [_Want(Knob.WEIGHT, round(weight, 4), "; ".join([*reasons, *_causes(seen)]), ("gpu",))]
 
 
-def _step_time_s(recent: Window | None) -> float | None:
-    if recent is None:
-        return None
-    step = recent.mean_s(catalog.STEP_TIME.name)
-    return step if step is not None else recent.mean_s(catalog.ITL.name)
-
-
 def _breached(
     seen: BackendObservation, window: Window | None, worse_miss: float | None, params: GpuHealthGateParams
 ) -> list[tuple[str, float]]:
@@ -356,16 +408,14 @@ def step_breaker(
     now: float,
 ) -> Breaker:
     """The breaker after this observation. Only finished requests move it; silence never does."""
-    ok, errors = _finished(seen)
+    ok, errors = seen.value(_OK), seen.value(_ERROR)
     new_ok = max(0.0, ok - breaker.ok_seen) if ok is not None and breaker.ok_seen is not None else 0.0
     new_errors = max(0.0, errors - breaker.errors_seen) if errors is not None and breaker.errors_seen is not None else 0.0
     unbroken = ok is not None and breaker.ok_seen is not None and new_ok == 0  # unseen successes break a row too
     in_a_row = breaker.failures_in_a_row + new_errors if unbroken else 0.0
-    if breaker.state is BreakerState.CLOSED:  # nearly all: spelt out, because _replace() takes three times as long
-        tried = breaker.trial_ok, breaker.trial_errors
-        breaker = Breaker(BreakerState.CLOSED, breaker.changed_at, in_a_row, ok, errors, *tried, breaker.why)
-        return _maybe_open(breaker, recent, peers_error_ratio, params, now)
     breaker = breaker._replace(ok_seen=ok, errors_seen=errors, failures_in_a_row=in_a_row)
+    if breaker.state is BreakerState.CLOSED:
+        return _maybe_open(breaker, recent, peers_error_ratio, params, now)
     if breaker.state is BreakerState.OPEN:
         if now - breaker.changed_at >= params.breaker_open_s and seen.state.takes_work:
             return breaker._replace(state=BreakerState.TRIAL, changed_at=now, trial_ok=0, trial_errors=0)
@@ -394,12 +444,6 @@ def _maybe_open(
     else:
         return breaker
     return breaker._replace(state=BreakerState.OPEN, changed_at=now, why=why)
-
-
-def _finished(seen: BackendObservation) -> tuple[float | None, float | None]:
-    ok = seen.value(OUTCOME_SLOT["ok"])
-    errors = seen.value(OUTCOME_SLOT["error"])
-    return ok, errors
 
 
 POLICY = Policy(
