@@ -24,6 +24,7 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.policies import gpu_health_gate as gate
 from tailkeeper_watchdog.samples import COUNTERS, Sample, sample_of
+from tailkeeper_watchdog.scoring.hscore import score, score_all
 from tailkeeper_watchdog.table import Table
 from tailkeeper_watchdog.window import Window
 
@@ -56,13 +57,15 @@ def observations(draw: st.DrawFn, name: str) -> BackendObservation:
 @st.composite
 def samples(draw: st.DrawFn, at: float) -> Sample:
     counters = {name: value for name in COUNTERS if (value := draw(NUMBERS)) is not None}
-    kept = (catalog.ITL.name, catalog.STEP_TIME.name, catalog.PREPROCESS_TIME.name)
+    kept = (catalog.TTFT.name, catalog.ITL.name, catalog.STEP_TIME.name, catalog.PREPROCESS_TIME.name)
     histograms = {name: Histogram(BOUNDS_S, counts, at) for name in kept if (counts := draw(COUNTS)) is not None}
     return sample_of(at, counters, histograms)
 
 
 WINDOWS = st.one_of(
-    st.just(Window()), st.builds(Window, samples(0.0), samples(10.0)), st.builds(lambda end: Window(None, end), samples(10.0))
+    st.builds(Window, samples(0.0), samples(10.0), RATIOS),
+    st.builds(lambda end: Window(None, end), samples(10.0)),
+    st.just(Window()),
 )
 
 
@@ -76,6 +79,14 @@ def situations(draw: st.DrawFn, now: float = 1_000.0) -> Situation:
 
 def same(number: float, value: float | None) -> bool:
     return isnan(number) if value is None else number == value
+
+
+@settings(deadline=None)
+@given(situations())
+def test_scores_of_a_whole_fleet_are_those_of_each_backend(situation: Situation) -> None:
+    weights = {"latency": 0.35, "error_rate": 0.4, "cpu_usage": 0.15, "uptime": 0.1}
+    alone = {name: score(situation.fresh(name), situation.windows.get(name), weights, situation.slo, name) for name in NAMES}
+    assert score_all(situation, weights) == alone
 
 
 @settings(deadline=None)
@@ -94,12 +105,12 @@ def test_a_column_has_of_each_backend_what_its_observation_and_its_windows_say(s
             assert all(same(rises.of(counter)[place], window.increase(counter)) for counter in COUNTERS)
             for histogram in (catalog.ITL.name, catalog.STEP_TIME.name, catalog.QUEUE_TIME.name):
                 assert same(rises.mean_s(histogram)[place], window.mean_s(histogram))
-            finished, failed = window.taken or (None, None)
-            assert same(rises.taken[0][place], finished)
-            assert same(rises.taken[1][place], failed)
-            assert same(rises.kv_miss_ratio[place], window.kv_miss_ratio)
-            told_of = window.quantile("preprocess", 0.95) is not None
-            assert not told_of or place in rises.telling(catalog.PREPROCESS_TIME.name)
+            for column, value in ((rises.taken(), window.taken), (rises.finished(), window.finished)):
+                assert all(map(same, (column[0][place], column[1][place]), value or (None, None)))
+            assert same(rises.kv_miss_ratio()[place], window.kv_miss_ratio)
+            p95 = window.quantile("ttft", 0.95)
+            assert same(rises.quantile("ttft", 0.95).value[place], None if p95 is None else p95.value)
+            assert same(rises.seconds[place], window.seconds if window.end and window.start else None)
 
 
 def test_columns_are_those_of_their_situation_and_of_no_other() -> None:

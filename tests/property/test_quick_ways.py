@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import fields, replace
 from itertools import accumulate
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram, absent, invalid, present
+from tailkeeper_exporter.readings import Histogram, Quantile, absent, invalid, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
 from tailkeeper_watchdog.ledger import Ledger
-from tailkeeper_watchdog.many_windows import work_out
+from tailkeeper_watchdog.many_windows import Quantiles, Rises
 from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
@@ -113,19 +113,42 @@ def test_a_window_says_what_the_difference_of_its_histograms_says(before: tuple[
         assert window.mean_s(name) == (2.0 / (last.count - first.count) if last.count > first.count else None)
 
 
+def quantile_at(found: Quantiles, place: int) -> Quantile | None:
+    value, samples, saturated = (column[place].item() for column in (found.value, found.samples, found.saturated))
+    return None if isnan(value) else Quantile(value, samples, saturated)
+
+
 @given(st.lists(st.tuples(TOLD, TOLD, TOLD, TOLD), max_size=5), st.sampled_from([0.5, 0.95, 0.99]))
-def test_quantiles_worked_out_for_all_windows_are_those_that_each_finds_by_itself(
+def test_quantiles_of_many_windows_are_those_that_each_finds_by_itself(
     told: list[tuple[tuple[float, ...] | None, ...]], q: float
 ) -> None:
-    def windows() -> list[Window]:
-        ends = [Window(sample_with(0.0, *one[:2]), sample_with(9.0, *one[2:])) for one in told]
-        return [*ends, Window(), Window(None, sample_with(9.0, None, None))]
+    ends = [Window(sample_with(0.0, *one[:2]), sample_with(9.0, *one[2:])) for one in told]
+    windows = [*ends, Window(), Window(None, sample_with(9.0, None, None))]
+    rises = Rises(windows)
+    for signal in ("ttft", "itl", "e2e"):
+        found = [quantile_at(rises.quantile(signal, q), place) for place in range(len(windows))]
+        assert found == [window.quantile(signal, q) for window in windows]
 
-    at_once, alone = windows(), windows()
-    work_out(at_once, {"ttft": (q, 0.9), "itl": (q,), "e2e": (q,)})
-    for one, other in zip(at_once, alone, strict=True):
-        for signal in ("ttft", "itl", "e2e"):
-            assert one.quantile(signal, q) == other.quantile(signal, q)
+
+@given(st.lists(st.tuples(TOLD, TOLD, st.booleans()), max_size=5), st.sets(st.integers(0, 5)))
+def test_windows_are_merged_side_by_side_as_one_by_one(
+    told: list[tuple[tuple[float, ...] | None, tuple[float, ...] | None, bool]], asked: set[int]
+) -> None:
+    def sample(at: float, counts: tuple[float, ...] | None, *, other: bool) -> Sample:
+        bounds = (0.2, 1.0, 10.0, inf) if other else BOUNDS_S
+        return sample_of(at, {}, {} if counts is None else {catalog.TTFT.name: Histogram(bounds, counts, at)})
+
+    windows = [Window(sample(0.0, one, other=other), sample(9.0, two, other=other)) for one, two, other in told] + [Window()]
+    places = sorted(place for place in asked if place < len(windows))
+    alone = [h for place in places if (h := windows[place].histogram(catalog.TTFT.name)) is not None]
+    sizes = {bounds: sum(h.count for h in alone if h.bounds == bounds) for bounds in {h.bounds: None for h in alone}}
+    merged = Rises(windows).merged(places, catalog.TTFT.name)
+    if merged is None:
+        assert not alone
+    else:
+        assert sizes[merged.bounds] == max(sizes.values())
+        same = [h.counts for h in alone if h.bounds == merged.bounds]
+        assert merged.counts == pytest.approx(tuple(map(sum, zip(*same, strict=True))))
 
 
 @given(st.lists(st.tuples(st.sampled_from([BOUNDS_S, (0.2, 1.0, 10.0, inf)]), RISING), min_size=2, max_size=2))

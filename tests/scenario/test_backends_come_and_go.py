@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 
 import pytest
@@ -375,12 +375,12 @@ async def test_nothing_that_was_known_of_the_one_before_is_known_of_another_unde
     world.sick["b"].itl_s = 0.2
     await world.run(30)
     loop = world.loop
-    assert loop.memory.detectors["growth"].readings["b"].p99_s
+    assert max(loop.memory.detectors["growth"].readings.line("b")[:4]) > 0
     assert loop.memory.uptimes["b"].ratio() == 1.0
     assert ("b", Knob.WEIGHT) in loop._changed_at
     world.backends = tuple(world.backend("b", url="http://10.0.0.9:8000") if b.name == "b" else b for b in world.backends)
     await world.run(TICK_S)
-    assert loop.memory.detectors["growth"].readings["b"].p99_s == ()
+    assert all(map(isnan, loop.memory.detectors["growth"].readings.line("b")[:4]))
     assert loop.memory.uptimes["b"].ratio() is None
     assert len(loop.memory.histories["b"].samples) == 1
     assert loop.memory.policies["gpu_health_gate"].kv.line("b") == (0.0, 0.0, 0.0, -inf)

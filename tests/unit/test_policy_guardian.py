@@ -62,9 +62,8 @@ def test_too_few_requests_break_no_promise(quiet: Window | None) -> None:
 def test_an_engine_that_does_not_tell_its_failures_does_not_hide_those_of_another() -> None:
     silent = window(10.0, ok=10_000, errors=None, ttft={0.2: 100})
     telling, untold = (situation(seen("a"), seen("b"), recent={"a": a, "b": silent}) for a in (FAILING, silent))
-    fresh, params = [seen("a"), seen("b")], SloGuardianParams()
-    assert slo_guardian.look(fresh, telling, params).error_ratio == pytest.approx(1 / 101)
-    assert slo_guardian.look(fresh, untold, params).error_ratio is None
+    looks = [slo_guardian.look([0, 1], slo_guardian.asked_of(it), SloGuardianParams()) for it in (telling, untold)]
+    assert [look.error_ratio for look in looks] == [pytest.approx(1 / 101), None]
 
 
 def test_what_it_sheds_is_not_what_it_sheds_for() -> None:

@@ -22,7 +22,6 @@ from tailkeeper_watchdog.fleet import GONE
 from tailkeeper_watchdog.forgetting import forget as forget_backends
 from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.guards import GuardContext, judge
-from tailkeeper_watchdog.many_windows import work_out
 from tailkeeper_watchdog.model import (
     EMPTY,
     Decision,
@@ -46,15 +45,13 @@ from tailkeeper_watchdog.resolve import resolve
 from tailkeeper_watchdog.samples import Layout
 from tailkeeper_watchdog.scoring.epochs import follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
-from tailkeeper_watchdog.scoring.hscore import score
+from tailkeeper_watchdog.scoring.hscore import score_all
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
 from tailkeeper_watchdog.window import Window
 
 MIN_RECORDS = 20
 """Fewer request records than this have no P99 worth the name."""
-_ASKED_OF_ALL = {"ttft": (0.95, 0.99), "itl": (0.99,)}
-"""Quantiles of the last minute: the score asks for the first, detectors and policies for the others."""
 RECORDS_FRESH_S = WINDOW_S
 """A ring that nothing was added to for longer describes the past; the buckets are asked instead."""
 
@@ -139,8 +136,6 @@ def score_fleet(
         # A backend that is not heard of did nothing that we know of: its last window is the past, not the present.
         window = over(history, WINDOW_S, uptime.ratio()) if seen else Window(uptime_ratio=uptime.ratio())
         windows[name], recent[name] = window, over(history, RECENT_S) if seen else no_window
-    work_out(tuple(windows.values()), _ASKED_OF_ALL)
-    scores = {name: score(heard_of.get(name), window, rules.weights, rules.slo, name) for name, window in windows.items()}
     # The past of an engine that was started anew is no baseline for it. What ended in the same round came after the restart:
     # an engine that is away answers no page, and its last requests were read while it did not.
     kept = without(memory.rings, frozenset(restarted)) if restarted else memory.rings
@@ -152,9 +147,8 @@ def score_fleet(
         if now - at <= RECORDS_FRESH_S and len(ring) >= MIN_RECORDS and (quantile := ring.quantile(0.99)) is not None
     }
     memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings, epochs=epochs)
-    return memory, Situation(
-        snapshot, windows, recent, scores, rules.slo, rules.stale_after_s, exact, records=heard, epochs=epochs
-    )
+    situation = Situation(snapshot, windows, recent, EMPTY, rules.slo, rules.stale_after_s, exact, records=heard, epochs=epochs)
+    return memory, situation.with_scores(score_all(situation, rules.weights))
 
 
 def with_gateways(situation: Situation, servers: Mapping[Target, ServerState], leases: tuple[Lease, ...]) -> Situation:

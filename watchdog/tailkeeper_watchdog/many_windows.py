@@ -1,63 +1,204 @@
-"""What everybody asks of every backend's window, worked out for all of them at once. Pure.
+"""Many windows side by side: a line of numbers for each. Pure.
 
-One by one it is most of what a tick of a fleet of thousands costs. The numbers are the same to the last bit: the same operations
-on the same doubles, only side by side. Where that is not plain (buckets that do not rise, an end of another layout), a window is
-left to work it out by itself when it is asked.
+One by one, what everybody asks of every backend's window is most of what a tick of thousands of backends costs. The numbers are
+the same to the last bit: the same operations on the same doubles. Where that is not plain (buckets that do not rise, two ends of
+other layouts), the window itself is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailkeeper_exporter.readings import Quantile
-from tailkeeper_watchdog.samples import NOWHERE, SIGNAL_HISTOGRAM, Layout
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram, Quantile
+from tailkeeper_watchdog.samples import COUNTER_PLACE, COUNTERS, HEAD, NOWHERE, OUTCOME_SLOT, SIGNAL_HISTOGRAM, Bounds, Layout
+from tailkeeper_watchdog.table import Matrix
 from tailkeeper_watchdog.window import Window
 
-Matrix = NDArray[np.float64]
+Column = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+_OK, _ERROR, _REJECTED = OUTCOME_SLOT["ok"], OUTCOME_SLOT["error"], OUTCOME_SLOT["rejected"]
 
 
-def work_out(windows: Sequence[Window], asked: Mapping[str, tuple[float, ...]]) -> None:
-    """``asked`` are the quantiles by signal that every window is to know."""
-    for layout, _, same in by_layout(windows):
-        risen = rises(same, layout)
-        for signal, ranks in asked.items():
-            total, last, bounds = layout.places.get(SIGNAL_HISTOGRAM[signal], NOWHERE)
-            if len(bounds) > 1:
-                counts = risen[:, total + 1 : last + 1]
-                plain = np.flatnonzero((counts[:, 0] >= 0) & (np.diff(counts) >= 0).all(axis=1))
-                for q in ranks:
-                    found = _quantiles(counts[plain], bounds, q)
-                    for row, quantile in zip(plain.tolist(), found, strict=True):
-                        same[row].note_quantile(signal, q, quantile)
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """One quantile of each backend: NaN, 0 and False where it is not known."""
+
+    value: Column
+    samples: NDArray[np.int64]
+    saturated: Mask
+
+    def copy(self) -> Quantiles:
+        return Quantiles(self.value.copy(), self.samples.copy(), self.saturated.copy())
+
+    def put(self, place: int, found: Quantile | None) -> None:
+        known = (nan, 0, False) if found is None else (found.value, found.samples, found.saturated)
+        self.value[place], self.samples[place], self.saturated[place] = known
 
 
-def by_layout(windows: Sequence[Window]) -> list[tuple[Layout, list[int], list[Window]]]:
-    """Those whose two ends have the same layout, with their places. Layouts are known by identity: equal ones are one object."""
-    found: dict[int, tuple[Layout, list[int], list[Window]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The windows whose two ends have one layout: their places, and by how much every number of their rows rose."""
+
+    layout: Layout
+    places: list[int]
+    rose: Matrix
+
+    def counts(self, name: str) -> tuple[Matrix, Bounds]:
+        """Of a histogram; without bounds where it has no buckets here."""
+        total, last, bounds = self.layout.places.get(name, NOWHERE)
+        return self.rose[:, total + 1 : last + 1], bounds
+
+
+_NO_WINDOW, _ODD = -1, -2
+
+
+def or_none(column: Column) -> list[float | None]:
+    """The numbers of a column, with None where they are not known."""
+    return [value if value == value else None for value in column.tolist()]
+
+
+class Rises:
+    """By how much counters and histograms rose in each window. Unknown is NaN."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self._windows = windows
+        self._rows = _by_layout(windows)
+        plain = {place for rows in self._rows for place in rows.places}
+        self._odd = [p for p, w in enumerate(windows) if p not in plain and w.start is not None and w.end is not None]
+        """Those that are asked one by one."""
+        self._heads = np.full((len(windows), HEAD), nan)
+        self._row_at: list[tuple[int, int]] = [(_NO_WINDOW, 0)] * len(windows)
+        """In which of ``_rows`` each is, and at which line."""
+        for number, rows in enumerate(self._rows):
+            self._heads[rows.places] = rows.rose[:, :HEAD]
+            for line, place in enumerate(rows.places):
+                self._row_at[place] = number, line
+        for place in self._odd:
+            window, self._row_at[place] = windows[place], (_ODD, 0)
+            self._heads[place] = [window.seconds, *(_number(window.increase(name)) for name in COUNTERS)]
+        self._quantiles: dict[tuple[str, float], Quantiles] = {}
+
+    @property
+    def seconds(self) -> Column:
+        """As ``Window.seconds``, and NaN instead of 0 where there is no window."""
+        return self._heads[:, 0]
+
+    def of(self, counter: str) -> Column:
+        """As ``Window.increase``."""
+        return self._heads[:, COUNTER_PLACE[counter]]
+
+    def mean_s(self, name: str) -> Column:
+        """As ``Window.mean_s``."""
+        means = np.full(len(self._windows), nan)
+        for rows in self._rows:
+            total, last, _ = rows.layout.places.get(name, NOWHERE)
+            if last:
+                counted = np.where(rows.rose[:, last] > 0, rows.rose[:, last], nan)
+                means[rows.places] = rows.rose[:, total] / counted
+        for place in self._odd:
+            means[place] = _number(self._windows[place].mean_s(name))
+        return means
+
+    def taken(self) -> tuple[Column, Column]:
+        """As ``Window.taken``: requests that were taken in and finished, and how many of them failed."""
+        ok, failed = self.of(_OK), self.of(_ERROR)
+        return ok + failed, np.where(np.isnan(ok), nan, failed)
+
+    def finished(self) -> tuple[Column, Column]:
+        """As ``Window.finished``: with those that were refused."""
+        taken, failed = self.taken()
+        rejected = np.where(np.isnan(self.of(_REJECTED)), 0.0, self.of(_REJECTED))
+        return taken + rejected, failed + rejected
+
+    def kv_miss_ratio(self) -> Column:
+        """As ``Window.kv_miss_ratio``."""
+        queries = np.where(self.of(catalog.KV_QUERIES.name) != 0, self.of(catalog.KV_QUERIES.name), nan)
+        return np.minimum(1.0, np.maximum(0.0, 1.0 - self.of(catalog.KV_HITS.name) / queries))
+
+    def quantile(self, signal: str, q: float) -> Quantiles:
+        """As ``Window.quantile``; worked out once."""
+        found = self._quantiles.get((signal, q))
+        if found is None:
+            found = self._quantiles[signal, q] = self._quantile(signal, q)
+        return found
+
+    def _quantile(self, signal: str, q: float) -> Quantiles:
+        size = len(self._windows)
+        found = Quantiles(np.full(size, nan), np.zeros(size, dtype=np.int64), np.zeros(size, dtype=bool))
+        for rows in self._rows:
+            counts, bounds = rows.counts(SIGNAL_HISTOGRAM[signal])
+            if len(bounds) < 2:
+                continue
+            places, plain = np.array(rows.places), _is_plain(counts)
+            _put_quantiles(found, places[plain], counts[plain], bounds, q)
+            for place in places[~plain].tolist():
+                found.put(place, self._windows[place].quantile(signal, q))
+        for place in self._odd:
+            found.put(place, self._windows[place].quantile(signal, q))
+        return found
+
+    def merged(self, places: Sequence[int], name: str) -> Histogram | None:
+        """How many were observed in these windows together, of those whose buckets are those of most. Their sum is left NaN."""
+        of_one = {int(self._row_at[place][0]) for place in places} - {_NO_WINDOW}
+        if len(of_one) != 1 or _ODD in of_one:
+            return _merged([self._windows[place].histogram(name) for place in places])
+        rows = self._rows[of_one.pop()]
+        counts, bounds = rows.counts(name)
+        counts = counts[[int(self._row_at[place][1]) for place in places if self._row_at[place][0] != _NO_WINDOW]]
+        counts = counts[(counts >= 0).all(axis=1)]
+        return Histogram(bounds, tuple(counts.sum(axis=0).tolist()), nan) if bounds and len(counts) else None
+
+
+def _merged(histograms: Iterable[Histogram | None]) -> Histogram | None:
+    by_bounds: dict[Bounds, list[Histogram]] = {}
+    for histogram in histograms:
+        if histogram is not None:
+            by_bounds.setdefault(histogram.bounds, []).append(histogram)
+    if not by_bounds:
+        return None
+    bounds, same = max(by_bounds.items(), key=lambda item: sum(h.count for h in item[1]))
+    return Histogram(bounds, tuple(map(sum, zip(*(h.counts for h in same), strict=True))), nan)
+
+
+def _by_layout(windows: Sequence[Window]) -> list[_Rows]:
+    """Layouts are known by identity: equal ones are one object."""
+    found: dict[int, tuple[list[int], list[Window]]] = {}
     for place, window in enumerate(windows):
         start, end = window.start, window.end
         if start is not None and end is not None and start.layout is end.layout:
-            known = found.get(id(end.layout))
-            if known is None:
-                known = found[id(end.layout)] = end.layout, [], []
-            known[1].append(place)
-            known[2].append(window)
-    return list(found.values())
+            places, same = found.setdefault(id(end.layout), ([], []))
+            places.append(place)
+            same.append(window)
+    return [_rows(places, same) for places, same in found.values()]
 
 
-def rises(windows: Sequence[Window], layout: Layout) -> Matrix:
-    """A line for each window, both ends of which have this layout: by how much every number of its row rose."""
-    starts = b"".join([w.start.row for w in windows if w.start is not None])
-    ends = b"".join([w.end.row for w in windows if w.end is not None])
+def _rows(places: list[int], windows: list[Window]) -> _Rows:
+    starts = [w.start for w in windows if w.start is not None]
+    ends = [w.end for w in windows if w.end is not None]
+    before, after = (np.frombuffer(b"".join([sample.row for sample in samples])) for samples in (starts, ends))
     with np.errstate(invalid="ignore"):  # a hostile page may count to infinity
-        return (np.frombuffer(ends) - np.frombuffer(starts)).reshape(-1, layout.width)
+        return _Rows(ends[0].layout, places, (after - before).reshape(-1, ends[0].layout.width))
 
 
-def _quantiles(counts: Matrix, bounds: tuple[float, ...], q: float) -> list[Quantile | None]:
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+def _is_plain(counts: Matrix) -> Mask:
+    """Whether the buckets of each line rise, as they should."""
+    return np.asarray((counts[:, 0] >= 0) & (counts[:, 1:] >= counts[:, :-1]).all(axis=1), dtype=np.bool_)
+
+
+def _put_quantiles(found: Quantiles, places: NDArray[np.int64], counts: Matrix, bounds: Bounds, q: float) -> None:
     """As ``bucket_quantile`` of each line, whose counts rise and whose bounds are two at least."""
+    some = (counts[:, -1] > 0) & np.isfinite(counts[:, -1])
+    places, counts = places[some], counts[some]
     totals = counts[:, -1]
     ranks = q * totals
     index = (counts >= ranks[:, None]).argmax(axis=1)  # the first bucket in which so many are
@@ -69,6 +210,6 @@ def _quantiles(counts: Matrix, bounds: tuple[float, ...], q: float) -> list[Quan
     inside = counts[lines, index] - below
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(inside > 0, (ranks - below) / inside, 1.0)
-    values = np.where(saturated, bounds[-2], below_s + (limits[index] - below_s) * share)
-    told = zip(values.tolist(), totals.tolist(), saturated.tolist(), strict=True)
-    return [Quantile(value, int(total), over) if total > 0 else None for value, total, over in told]
+        found.value[places] = np.where(saturated, bounds[-2], below_s + (limits[index] - below_s) * share)
+    found.samples[places] = totals
+    found.saturated[places] = saturated

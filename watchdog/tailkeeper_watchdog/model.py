@@ -320,6 +320,8 @@ class Slo:
 
 
 _FIRST_EPOCH = Epoch()
+_OF_GATEWAYS = frozenset({"drained", "knobs"})
+"""What a situation works out of what the gateways have in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,12 +361,18 @@ class Situation:
         found: T = self._worked_out[what]
         return found
 
+    def with_scores(self, scores: Mapping[str, HealthScore]) -> Situation:
+        """The same with scores; nothing that was worked out of it rests on those."""
+        situation = replace(self, scores=scores)
+        situation._worked_out.update(self._worked_out)
+        return situation
+
     def at_gateways(
         self, actual: Mapping[Target, Mapping[Knob, KnobValue]], prior: Mapping[tuple[Target, Knob], KnobValue]
     ) -> Situation:
-        """The same with what the gateways have in force; who is heard of is no other for that, and is taken along."""
+        """The same with what the gateways have in force. What rests on that is worked out anew, all else is taken along."""
         situation = replace(self, actual=actual, prior=prior)
-        situation._worked_out["heard"] = self.heard
+        situation._worked_out.update({what: found for what, found in self._worked_out.items() if what not in _OF_GATEWAYS})
         return situation
 
     @property
@@ -385,7 +393,11 @@ class Situation:
         """Backends of the fleet from which the first of their gateways that tells keeps new requests, whoever wanted that."""
         found: frozenset[str] | None = self._worked_out.get("drained")
         if found is None:
-            found = self._worked_out["drained"] = frozenset(b.name for b in self.snapshot.backends if self.is_drained(b))
+            servers = {target.server for target, values in self.actual.items() if values.get(Knob.ADMISSION) == DRAIN}
+            at_one = (
+                [b for b in self.snapshot.backends if any(target.server in servers for target in b.targets)] if servers else []
+            )
+            found = self._worked_out["drained"] = frozenset(backend.name for backend in at_one if self.is_drained(backend))
         return found
 
     @property

@@ -30,8 +30,9 @@ COUNTERS = (
     catalog.KV_QUERIES.name,
     catalog.KV_HITS.name,
 )
-"""A row begins with these; one that is not told is NaN there."""
-COUNTER_PLACE: Mapping[str, int] = MappingProxyType({name: place for place, name in enumerate(COUNTERS)})
+"""A row begins with its time and these; one that is not told is NaN there."""
+COUNTER_PLACE: Mapping[str, int] = MappingProxyType({name: 1 + place for place, name in enumerate(COUNTERS)})
+HEAD = 1 + len(COUNTERS)
 _WITH_BUCKETS = frozenset(SIGNAL_HISTOGRAM.values())
 """Those of which quantiles are asked: buckets are most of what a sample holds."""
 MAX_LAYOUTS = 256
@@ -46,7 +47,7 @@ NOWHERE: Place = (0, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where what stands in a row behind the counters: of each histogram its sum, then its counts, or only the last of them."""
+    """Where what stands in a row behind its head: of each histogram its sum, then its counts, or only the last of them."""
 
     parts: tuple[tuple[str, Bounds], ...]
     """The histograms in their order; without bounds where only the last count is kept."""
@@ -70,7 +71,7 @@ def _kept(name: str, histogram: Histogram) -> Bounds:
 @lru_cache(maxsize=MAX_LAYOUTS)
 def _layout(parts: tuple[tuple[str, Bounds], ...]) -> Layout:
     """One object for all, so that rows of one layout are known by it."""
-    places, at = {}, len(COUNTERS)
+    places, at = {}, HEAD
     for name, bounds in parts:
         end = at + max(1, len(bounds))
         places[name] = at, end, bounds
@@ -94,7 +95,7 @@ class Sample:
 
     def went_back(self, earlier: Sample) -> bool:
         """Whether a counter is lower than it was: the engine was started anew."""
-        return any(map(lt, self.row[: len(COUNTERS)], earlier.row[: len(COUNTERS)]))
+        return any(map(lt, self.row[1:HEAD], earlier.row[1:HEAD]))
 
 
 def sample_of(
@@ -103,7 +104,7 @@ def sample_of(
     """``like`` is the layout that it probably has. Counters that are not of ``COUNTERS`` are left out."""
     if like is None or not like.fits(histograms):
         like = _layout(tuple([(name, _kept(name, histogram)) for name, histogram in histograms.items()]))
-    numbers = [counters.get(name, nan) for name in COUNTERS]
+    numbers = [at, *[counters.get(name, nan) for name in COUNTERS]]
     for (_, bounds), histogram in zip(like.parts, histograms.values(), strict=True):
         numbers.append(histogram.sum)
         if bounds:

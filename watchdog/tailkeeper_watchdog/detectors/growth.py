@@ -7,12 +7,15 @@ drift measurements), hence severity info: it is shown and never acts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf, nan
 
-from tailkeeper_exporter.readings import Quantile
+import numpy as np
+
+from tailkeeper_watchdog.columns import columns, p99
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
-from tailkeeper_watchdog.model import EMPTY, FindingKind, Severity, Situation
+from tailkeeper_watchdog.model import FindingKind, Severity, Situation
+from tailkeeper_watchdog.table import Table
 
 GROWTH = 1.15
 READINGS = 3
@@ -21,55 +24,38 @@ MIN_SAMPLES = 20
 SIGNAL = "ttft"
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """The last P99 readings of one backend in seconds, oldest first, with when the newest was taken."""
-
-    p99_s: tuple[float, ...] = ()
-    taken_at: float = float("-inf")
-    was_saturated: bool = False
-
-    def add(self, quantile: Quantile, now: float) -> Readings:
-        return Readings((*self.p99_s, quantile.value)[-(READINGS + 1) :], now, quantile.saturated)
-
-    @property
-    def grows(self) -> bool:
-        """READINGS rises in a row, which takes one more reading than that to see."""
-        p99_s = self.p99_s
-        if len(p99_s) <= READINGS:
-            return False
-        # The newest first: of nearly all backends it has not risen.
-        return all(p99_s[-place] >= GROWTH * p99_s[-place - 1] > 0 for place in range(1, READINGS + 1))
+_NO_READINGS = (*(nan,) * (READINGS + 1), -inf, 0.0)
+"""The last P99 readings of one backend in seconds, oldest first, one more than the rises that it takes; when the newest was
+taken, and whether it was saturated."""
+_TAKEN_AT, _SATURATED = READINGS + 1, READINGS + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    readings: Mapping[str, Readings] = field(default_factory=lambda: EMPTY)
+    readings: Table = field(default_factory=Table)
+    """Lines as ``_NO_READINGS`` is one."""
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
-    now = situation.snapshot.now
-    kept: dict[str, Readings] = {}
-    none_yet = Readings()
-    symptoms: list[Symptom] = []
-    before = memory.readings
-    for backend in situation.snapshot.backends:
-        readings = before.get(backend.name, none_yet)
-        quantile = situation.p99(backend.name, SIGNAL) if now - readings.taken_at >= SPACING_S else None
-        if quantile is not None and quantile.samples >= MIN_SAMPLES:
-            readings = readings.add(quantile, now)
-        kept[backend.name] = readings
-        if len(readings.p99_s) > READINGS and readings.grows:
-            symptoms.append(_symptom(backend.name, readings))
-    return Memory(kept), tuple(symptoms)
+    fleet, now, quantile = columns(situation), situation.snapshot.now, p99(situation, SIGNAL)
+    lines = memory.readings.of(fleet.names, _NO_READINGS)
+    due = (now - lines[:, _TAKEN_AT] >= SPACING_S) & (quantile.samples >= MIN_SAMPLES)
+    lines[due, :READINGS] = lines[due, 1 : READINGS + 1]
+    lines[due, READINGS], lines[due, _TAKEN_AT] = quantile.value[due], now
+    lines[due, _SATURATED] = quantile.saturated[due]
+    earlier, later = lines[:, :READINGS], lines[:, 1 : READINGS + 1]
+    grows = ((later >= GROWTH * earlier) & (earlier > 0)).all(axis=1)
+    symptoms = [_symptom(fleet.names[place], lines[place].tolist()) for place in np.flatnonzero(grows)]
+    return Memory(Table(fleet.names, lines)), tuple(symptoms)
 
 
-def _symptom(name: str, readings: Readings) -> Symptom:
-    steps = " → ".join(f"{value:.3g}" for value in readings.p99_s)
+def _symptom(name: str, line: list[float]) -> Symptom:
+    p99_s = line[: READINGS + 1]
+    steps = " → ".join(f"{value:.3g}" for value in p99_s)
     evidence = {
-        "p99_s": list(readings.p99_s),
+        "p99_s": p99_s,
         "rule": f"each ≥ {GROWTH - 1:.0%} over the last",
-        "saturated": readings.was_saturated,
+        "saturated": bool(line[_SATURATED]),
     }
     return Symptom(FindingKind.GROWTH, name, Severity.INFO, f"{name}: P99 of the first token grows, {steps} s", evidence, SIGNAL)
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf, nan
 from statistics import median
 
+import numpy as np
+
 from tailkeeper_exporter import catalog
+from tailkeeper_watchdog.columns import Columns, columns
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
+from tailkeeper_watchdog.many_windows import Mask
 from tailkeeper_watchdog.model import EMPTY, FindingKind, Severity, Situation
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
+from tailkeeper_watchdog.table import Matrix, Table
 from tailkeeper_watchdog.window import Window
 
 SPACING_S = 60.0
@@ -67,23 +73,45 @@ class Usual:
 @dataclass(frozen=True, slots=True)
 class Memory:
     usual: Mapping[str, Usual] = field(default_factory=lambda: EMPTY)
+    latest: Table = field(default_factory=Table)
+    """Of every backend what the cheap half of the question looks at: lines as ``_NEVER`` is one."""
+
+
+_NEVER = (0.0, -inf, nan, 0.0)
+"""The epoch of one's minutes, when the newest was taken, its tokens per request (NaN while too few minutes are known), and 1
+while it is held to be broken."""
+
+
+def _line(usual: Usual) -> tuple[float, float, float, float]:
+    tokens = usual.minutes[-1].tokens_per_request if len(usual.minutes) >= MIN_READINGS else None
+    return usual.epoch, usual.taken_at, nan if tokens is None else tokens, usual.broken_since is not None
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
-    now = situation.snapshot.now
-    kept: dict[str, Usual] = {}
+    fleet, now = columns(situation), situation.snapshot.now
+    lines, kept = memory.latest.of(fleet.names, _NEVER), dict(memory.usual)
     symptoms: list[Symptom] = []
-    for backend in situation.snapshot.backends:
-        name = backend.name
-        usual = memory.usual.get(name) or Usual()
-        epoch = situation.epoch(name).number
+    for place in np.flatnonzero(_may_have_changed(fleet, lines, now)):
+        name = fleet.names[place]
+        usual, epoch = kept.get(name) or Usual(), int(fleet.epoch[place])
         if usual.epoch != epoch:
             usual = Usual(epoch)
         window = situation.windows.get(name)
         kept[name], symptom = (usual, None) if window is None else _judge(name, situation, window, usual, now)
+        lines[place] = _line(kept[name])
         if symptom is not None:
             symptoms.append(symptom)
-    return Memory(kept), tuple(symptoms)
+    return Memory(kept, Table(fleet.names, lines)), tuple(symptoms)
+
+
+def _may_have_changed(fleet: Columns, lines: Matrix, now: float) -> Mask:
+    """Where a minute is over, where anything has got worse, and where it was before: of all others nothing is to be said."""
+    epoch, taken_at, known_tokens, broken = lines.T
+    finished, failed = fleet.minute.finished()
+    ok = fleet.minute.of(OUTCOME_SLOT["ok"])
+    tokens = fleet.minute.of(catalog.GENERATED_TOKENS.name) / np.where(ok != 0, ok, nan)
+    worse = (tokens < 0.5 * known_tokens) | (failed / np.where(finished > 0, finished, nan) >= ERROR_RISE)
+    return np.asarray((epoch != fleet.epoch) | (now - taken_at >= SPACING_S) | (broken > 0) | worse, dtype=np.bool_)
 
 
 def _judge(name: str, situation: Situation, window: Window, usual: Usual, now: float) -> tuple[Usual, Symptom | None]:
@@ -108,7 +136,7 @@ def _healed(usual: Usual) -> Usual:
 
 
 def _may_be_broken(window: Window, usual: Usual) -> bool:
-    """The cheap half of the question, since most backends are well: has anything got worse at all?"""
+    """Has anything got worse at all?"""
     if len(usual.minutes) < MIN_READINGS:
         return False
     errors, tokens = window.error_ratio, _tokens_per_request(window)

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+import numpy as np
+
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.columns import columns
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.metrics import (
     DOWN_PAGES_AFTER_S,
@@ -47,9 +50,14 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     pressed: dict[str, float] = {}
     down: dict[str, float] = {}
     now, limit_s = situation.snapshot.now, situation.stale_after_s + PAGE_PATIENCE_S
-    heard = situation.heard
-    for backend in situation.snapshot.backends:
-        seen = heard.get(backend.name)
+    fleet = columns(situation)
+    pressure_of, page_age_s = fleet.told(catalog.VRAM_PRESSURE.name), fleet.told(catalog.SCRAPE_AGE.name)
+    for place in np.flatnonzero(page_age_s <= limit_s):
+        if fleet.names[place] not in memory.paged:
+            new[fleet.names[place]] = True
+    # Nearly all of a fleet are heard of and well, and their pages are read.
+    for place in np.flatnonzero(~fleet.heard | fleet.dead | (pressure_of >= MEMORY_RISK_RATIO) | (page_age_s > limit_s)):
+        backend, seen = situation.snapshot.backends[place], fleet.seen[place]
         if seen is None:
             if _never_heard_of(situation, backend.name):
                 awaited[backend.name] = memory.awaited.get(backend.name, now)
@@ -65,12 +73,8 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
                 since = pressed[backend.name] = memory.pressed.get(backend.name, now)
                 symptoms.extend(_pressure(seen, pressure, now - since, situation.recent.get(backend.name)))
             age_s = seen.value(catalog.SCRAPE_AGE.name)
-            if age_s is None:
-                continue
-            if age_s <= limit_s:
-                if backend.name not in memory.paged:
-                    new[backend.name] = True
-            elif backend.name in memory.paged and not seen.state.is_dead and seen.state is not State.STARTING:
+            speaks = not seen.state.is_dead and seen.state is not State.STARTING
+            if speaks and age_s is not None and age_s > limit_s and backend.name in memory.paged:
                 symptoms.append(_page_lost(seen, age_s, limit_s))
     if not new and (awaited, pressed, down) == (memory.awaited, memory.pressed, memory.down_since):
         return memory, tuple(symptoms)

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailkeeper_exporter.readings import Quantile
+from tailkeeper_watchdog.columns import Columns, columns
 from tailkeeper_watchdog.detectors.base import Detector, Symptom, first_tokens_s
+from tailkeeper_watchdog.many_windows import Column
 from tailkeeper_watchdog.model import EMPTY, FindingKind, Severity, Situation
+from tailkeeper_watchdog.table import Matrix, Table
 
 LIMIT = 3.5
 SPACING_S = 5.0
@@ -34,79 +37,34 @@ SIGNAL = "ttft"
 RECORDS, BUCKETS = "request records", "histogram buckets"
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """Running mean and squared distance of the first readings, in seconds."""
-
-    readings: int = 0
-    mean_s: float = 0.0
-    squares_s2: float = 0.0
-
-    def add(self, p99_s: float) -> Baseline:
-        readings = self.readings + 1
-        step = p99_s - self.mean_s
-        mean = self.mean_s + step / readings
-        return Baseline(readings, mean, self.squares_s2 + step * (p99_s - mean))
-
-    @property
-    def is_whole(self) -> bool:
-        return self.readings >= BASELINE_READINGS
-
-    @property
-    def spread_s(self) -> float:
-        return max(sqrt(self.squares_s2 / self.readings), MIN_SPREAD_RATIO * self.mean_s) if self.readings else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """One backend: the epoch and the source that its baseline is of, and its last reading."""
-
-    epoch: int
-    source: str
-    baseline: Baseline = Baseline()
-    latest: Quantile | None = None
-    taken_at: float = float("-inf")
-
-    def read(self, quantile: Quantile, now: float) -> Watched:
-        baseline = self.baseline if self.baseline.is_whole else self.baseline.add(quantile.value)
-        return Watched(self.epoch, self.source, baseline, quantile, now)
-
-    @property
-    def z(self) -> float | None:
-        """None while there is no whole baseline, or no reading after it."""
-        if self.latest is None or not self.baseline.is_whole:
-            return None
-        spread = self.baseline.spread_s
-        return None if spread <= 0 else (self.latest.value - self.baseline.mean_s) / spread
-
+_UNWATCHED = (0.0, 0.0, 0.0, 0.0, 0.0, nan, 0.0, 0.0, -inf)
+"""Of one backend: the epoch and the source that its baseline is of, the readings, running mean (seconds) and squared distance of
+the baseline, then its last reading (value, samples, saturated) and when that was taken (monotonic)."""
+_EPOCH, _SOURCE, _COUNT, _MEAN_S, _SQUARES, _VALUE, _SAMPLES, _SATURATED, _TAKEN_AT = range(len(_UNWATCHED))
+_SOURCES = ("nothing", BUCKETS, RECORDS)
 
 Batch = tuple[float, NDArray[np.float64]]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    watched: Mapping[str, Watched] = field(default_factory=lambda: EMPTY)
+    watched: Table = field(default_factory=Table)
+    """Lines as ``_UNWATCHED`` is one."""
     batches: Mapping[str, tuple[Batch, ...]] = field(default_factory=lambda: EMPTY)
     """Latencies of the last minute by when they were heard of, for backends with request records."""
 
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
-    now = situation.snapshot.now
+    fleet, now = columns(situation), situation.snapshot.now
     batches = _heard(situation, memory.batches, now)
-    watched: dict[str, Watched] = {}
-    symptoms: list[Symptom] = []
-    for backend in situation.snapshot.backends:
-        name = backend.name
-        known = memory.watched.get(name)
-        if known is None or now - known.taken_at >= SPACING_S:
-            known = _read(situation, name, known, batches.get(name, ()), now)
-        if known is None:
-            continue
-        watched[name] = known
-        z = known.z
-        if z is not None and z > LIMIT and now - known.taken_at <= WINDOW_S:
-            symptoms.append(_symptom(name, known, z))
-    return Memory(watched, batches), tuple(symptoms)
+    lines = memory.watched.of(fleet.names, _UNWATCHED)
+    due = np.flatnonzero(now - lines[:, _TAKEN_AT] >= SPACING_S)
+    _read(lines, due, _latest(fleet, due, batches), fleet, now)
+    z, spread_s = _z(lines)
+    far = (z > LIMIT) & (now - lines[:, _TAKEN_AT] <= WINDOW_S)
+    found = [_symptom(fleet.names[p], lines[p].tolist(), float(z[p]), float(spread_s[p])) for p in np.flatnonzero(far)]
+    return Memory(Table(fleet.names, lines), batches), tuple(found)
 
 
 def _heard(situation: Situation, before: Mapping[str, tuple[Batch, ...]], now: float) -> dict[str, tuple[Batch, ...]]:
@@ -129,16 +87,40 @@ def _at_most(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
     return batches
 
 
-def _read(situation: Situation, name: str, known: Watched | None, batches: tuple[Batch, ...], now: float) -> Watched | None:
-    """With a new reading, where there is one; the baseline begins anew with the engine, and where the source changes."""
-    source = RECORDS if batches else BUCKETS
-    quantile = _exact(batches) if batches else _from_buckets(situation, name)
-    if quantile is None or quantile.samples < MIN_SAMPLES:
-        return known
-    epoch = situation.epoch(name).number
-    if known is None or (known.epoch, known.source) != (epoch, source):
-        known = Watched(epoch, source)
-    return known.read(quantile, now)
+def _latest(fleet: Columns, due: Places, batches: Mapping[str, tuple[Batch, ...]]) -> Matrix:
+    """For each backend the source of a reading, and it: value, samples, saturated; NaN where there is none."""
+    of_buckets = fleet.minute.quantile(SIGNAL, 0.99)
+    source = np.full(len(fleet.names), float(_SOURCES.index(BUCKETS)))
+    latest = np.column_stack((source, of_buckets.value, of_buckets.samples, of_buckets.saturated))
+    asked = set(due.tolist())
+    for place in fleet.places(batches):
+        if place in asked:
+            exact = _exact(batches[fleet.names[place]])
+            latest[place] = _SOURCES.index(RECORDS), exact.value, exact.samples, exact.saturated
+    return latest
+
+
+def _read(lines: Matrix, due: Places, latest: Matrix, fleet: Columns, now: float) -> None:
+    """Put down new readings, where there are any; the baseline begins anew with the engine, and where the source changes."""
+    due = due[latest[due, 2] >= MIN_SAMPLES]
+    latest, epoch, before = latest[due], fleet.epoch[due], lines[due]
+    anew = (before[:, _EPOCH] != epoch) | (before[:, _SOURCE] != latest[:, 0])
+    before[anew] = _UNWATCHED
+    value, count, mean_s = latest[:, 1], before[:, _COUNT], before[:, _MEAN_S]
+    grows = count < BASELINE_READINGS
+    step_s = value - mean_s
+    after_s = np.where(grows, mean_s + step_s / (count + 1), mean_s)
+    squares = np.where(grows, before[:, _SQUARES] + step_s * (value - after_s), before[:, _SQUARES])
+    taken_at = np.full(len(due), now)
+    lines[due] = np.column_stack((epoch, latest[:, 0], count + grows, after_s, squares, latest[:, 1:], taken_at))
+
+
+def _z(lines: Matrix) -> tuple[Column, Column]:
+    """How many standard deviations the last readings are above their baselines, NaN where those are not whole; and these."""
+    count, mean_s = lines[:, _COUNT], lines[:, _MEAN_S]
+    spread_s = np.maximum(np.sqrt(lines[:, _SQUARES] / np.maximum(count, 1)), MIN_SPREAD_RATIO * mean_s)
+    known = (count >= BASELINE_READINGS) & (spread_s > 0)
+    return (lines[:, _VALUE] - mean_s) / np.where(known, spread_s, nan), spread_s
 
 
 def _exact(batches: tuple[Batch, ...]) -> Quantile:
@@ -148,23 +130,17 @@ def _exact(batches: tuple[Batch, ...]) -> Quantile:
     return Quantile(float(np.partition(values, rank)[rank]), values.size)
 
 
-def _from_buckets(situation: Situation, name: str) -> Quantile | None:
-    window = situation.windows.get(name)
-    return window.quantile(SIGNAL, 0.99) if window else None
-
-
-def _symptom(name: str, known: Watched, z: float) -> Symptom:
-    latest = known.latest
+def _symptom(name: str, line: list[float], z: float, spread_s: float) -> Symptom:
     evidence = {
         "z": z,
         "limit": LIMIT,
-        "p99_s": latest.value if latest else None,
-        "samples": latest.samples if latest else None,
-        "saturated": latest.saturated if latest else None,
-        "baseline_mean_s": known.baseline.mean_s,
-        "baseline_spread_s": known.baseline.spread_s,
-        "baseline_readings": known.baseline.readings,
-        "source": known.source,
+        "p99_s": line[_VALUE],
+        "samples": int(line[_SAMPLES]),
+        "saturated": bool(line[_SATURATED]),
+        "baseline_mean_s": line[_MEAN_S],
+        "baseline_spread_s": spread_s,
+        "baseline_readings": int(line[_COUNT]),
+        "source": _SOURCES[int(line[_SOURCE])],
     }
     summary = f"{name}: P99 of the first token is {z:.1f} standard deviations above its own baseline, whatever the load"
     return Symptom(FindingKind.ZSCORE, name, Severity.INFO, summary, evidence, SIGNAL)

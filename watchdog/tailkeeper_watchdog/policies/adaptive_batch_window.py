@@ -139,6 +139,8 @@ def decide(
     situation: Situation, params: AdaptiveBatchWindowParams, mode: Mode, memory: Memory
 ) -> tuple[Memory, tuple[DesiredState, ...]]:
     """A window or a limit for each backend whose arrivals or latency are known."""
+    if not memory.controllers and situation.knobs_told.isdisjoint((Knob.BATCH_WINDOW_S, Knob.CONCURRENCY_LIMIT)):
+        return memory, ()
     controllers: dict[str, Controller] = {}
     desired: list[DesiredState] = []
     for backend in situation.snapshot.backends:

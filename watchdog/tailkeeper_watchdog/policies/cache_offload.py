@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
+from tailkeeper_watchdog.columns import columns
 from tailkeeper_watchdog.model import EMPTY, DesiredState, Knob, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
 
@@ -62,16 +64,16 @@ def decide(
     """The cache mode of each backend that is, or was a moment ago, short of memory."""
     offloads: dict[str, Offload] = {}
     desired: list[DesiredState] = []
-    heard = situation.heard
-    for backend in situation.snapshot.backends:
-        name, seen = backend.name, heard.get(backend.name)
+    fleet = columns(situation)
+    high = fleet.told(catalog.VRAM_PRESSURE.name) >= params.pressure_ratio
+    high[fleet.places(memory.offloads)] = True
+    for place in np.flatnonzero(high):  # of nearly all of a fleet there is nothing to say
+        name, seen = fleet.names[place], fleet.seen[place]
         before = memory.offloads.get(name, _NONE)
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:  # unknown wants nothing; how long it was high or low begins anew
             if before.tiers:
                 offloads[name] = replace(before, high_since=None, low_since=None)
-            continue
-        if name not in memory.offloads and pressure < params.pressure_ratio:  # nearly all of a fleet
             continue
         idle = seen.value(catalog.WAITING.name) == 0
         after = step(before, pressure, idle, situation.snapshot.now, params)

@@ -26,7 +26,8 @@ from pydantic import Field
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.columns import Column, Columns, Mask, columns
+from tailkeeper_watchdog.columns import Columns, columns
+from tailkeeper_watchdog.many_windows import Column, Mask
 from tailkeeper_watchdog.metrics import (
     BREAKER_ERROR_RATIO,
     BREAKER_FAILURES,
@@ -152,7 +153,7 @@ def decide(
     dead_at = {**memory.dead_at, **{fleet.names[place]: now for place in np.flatnonzero(fleet.dead)}}
     step_s = _step_time_s(fleet)
     desired: list[DesiredState] = []
-    for place in _suspects(fleet, situation, breakers, step_s, worse, params):
+    for place in _suspects(fleet, breakers, step_s, worse, params):
         name, seen = fleet.names[place], fleet.seen[place]
         if seen is None:
             continue
@@ -175,12 +176,7 @@ def _known(value: float) -> float | None:
 
 
 def _suspects(
-    fleet: Columns,
-    situation: Situation,
-    breakers: Mapping[str, Breaker],
-    step_s: Column,
-    worse: Mask,
-    params: GpuHealthGateParams,
+    fleet: Columns, breakers: Mapping[str, Breaker], step_s: Column, worse: Mask, params: GpuHealthGateParams
 ) -> list[int]:
     """Those of whom anything is over any limit: of all others, nearly all of a fleet, there is nothing to want."""
     over = (
@@ -192,12 +188,9 @@ def _suspects(
         | (fleet.told(catalog.GPU_FRAGMENTATION.name) > params.fragmentation_limit_ratio)
         | (fleet.told(catalog.GPU_NVLINK.name) > params.nvlink_limit_ratio)
         | (fleet.told(catalog.GPU_PCIE.name) > params.pcie_limit_ratio)
+        | (fleet.minute.quantile("preprocess", 0.95).value > params.preprocess_p95_limit_s)
     )
-    for place in fleet.minute.telling(catalog.PREPROCESS_TIME.name):
-        window = situation.windows.get(fleet.names[place])
-        p95 = window.quantile("preprocess", 0.95) if window else None
-        over[place] |= p95 is not None and p95.value > params.preprocess_p95_limit_s
-    over |= np.array([name in breakers for name in fleet.names], dtype=bool)
+    over[fleet.places(breakers)] = True
     return [int(place) for place in np.flatnonzero(over & fleet.heard)]
 
 
@@ -211,9 +204,10 @@ def _stepped(
     silent = ok <= ok_seen  # of requests that ended well; false where either is not told
     new_errors = np.where(errors > errors_seen, errors - errors_seen, 0.0)
     after = np.column_stack((ok, errors, np.where(silent, in_a_row + new_errors, 0.0)))
-    finished, failed = fleet.lately.taken
+    finished, failed = fleet.lately.taken()
     may_open = (after[:, 2] >= params.breaker_failures) | (failed > params.breaker_error_ratio * finished)
-    held = np.array([name in memory.breakers for name in fleet.names], dtype=bool)
+    held = np.zeros(len(fleet.names), dtype=bool)
+    held[fleet.places(memory.breakers)] = True
     ratios = _failure_ratios(fleet)
     overall = median(ratios.values()) if ratios else None
     breakers = {name: memory.breakers[name] for place in np.flatnonzero(held & ~fleet.heard) if (name := fleet.names[place])}
@@ -235,7 +229,7 @@ def _closed(ok_seen: float, errors_seen: float, in_a_row: float) -> Breaker:
 
 def _failure_ratios(fleet: Columns) -> dict[str, float]:
     """By backend, where anything finished; whether it is heard of or not."""
-    finished, failed = fleet.lately.taken
+    finished, failed = fleet.lately.taken()
     places = np.flatnonzero(finished > 0)
     return dict(zip([fleet.names[place] for place in places], (failed[places] / finished[places]).tolist(), strict=True))
 
@@ -244,7 +238,7 @@ def _kv_baselines(fleet: Columns, memory: Memory, now: float) -> tuple[Table, Ma
     """The baselines after this tick, and whose KV miss rate is worse than its own: what is worse does not become usual."""
     lines = memory.kv.of(fleet.names, _NO_BASELINE)
     mean, variance, readings, taken_at = lines.T
-    miss = np.where(fleet.heard, fleet.minute.kv_miss_ratio, nan)
+    miss = np.where(fleet.heard, fleet.minute.kv_miss_ratio(), nan)
     worse = (readings >= KV_READINGS) & (miss - mean > np.maximum(KV_MARGIN, KV_SIGMAS * np.sqrt(variance)))
     due = np.flatnonzero(~np.isnan(miss) & ~worse & (now - taken_at >= KV_SPACING_S))
     lines[due] = _updated(lines[due], miss[due], now)

@@ -18,10 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
+from tailkeeper_watchdog.columns import columns
 from tailkeeper_watchdog.metrics import (
     MEMORY_RISK_AFTER_S,
     MEMORY_RISK_RATIO,
@@ -89,13 +91,14 @@ def decide(
     desired: list[DesiredState] = []
     now = situation.snapshot.now
     lowest = min(params.level1_ratio, params.level2_ratio)
-    heard = situation.heard
-    for backend in situation.snapshot.backends:
-        name, seen = backend.name, heard.get(backend.name)
+    fleet = columns(situation)
+    high = fleet.told(catalog.VRAM_PRESSURE.name) >= lowest
+    high[fleet.places(memory.first)] = True
+    for place in np.flatnonzero(high):  # of nearly all of a fleet there is nothing to say
+        backend, seen = situation.snapshot.backends[place], fleet.seen[place]
+        name = backend.name
         pressure = seen.value(catalog.VRAM_PRESSURE.name) if seen is not None else None
         if seen is None or pressure is None:
-            continue
-        if name not in memory.first and pressure < lowest:  # nearly all of a fleet
             continue
         one = memory.first.get(name, Level())
         one = one.after(pressure, params.level1_ratio, params.hysteresis_ratio, params.level1_after_s, now)

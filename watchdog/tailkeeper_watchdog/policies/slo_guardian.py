@@ -19,18 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, nan
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram, bucket_quantile
+from tailkeeper_exporter.readings import bucket_quantile
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
+from tailkeeper_watchdog.columns import Columns, columns
+from tailkeeper_watchdog.many_windows import or_none
+from tailkeeper_watchdog.model import EMPTY, Backend, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
 from tailkeeper_watchdog.samples import SIGNAL_HISTOGRAM
-from tailkeeper_watchdog.window import Window
 
 NAME = "slo_guardian"
 
@@ -104,42 +106,67 @@ def decide(
     desired: list[DesiredState] = []
     now = situation.snapshot.now
     drained_at = last_drained(memory.drained_at, situation)
+    asked = asked_of(situation)
+    heard = asked.fleet.heard.tolist()
     for pool, members in _pools(situation.snapshot.backends).items():
-        fresh = [seen for b in members if (seen := situation.fresh(b.name)) is not None]
+        fresh = [place for place in members if heard[place]]
         before = memory.guards.get(pool, Guard())
         if not fresh:
             guards[pool] = replace(before, good_since=None, loaded_since=None, seen_at=None)
             continue
-        serving = [s for s in fresh if not has_a_drain(situation.recent.get(s.backend), drained_at.get(s.backend), now)]
-        guard = guards[pool] = step(before, look(serving or fresh, situation, params), now, params)
+        serving = [place for place in fresh if not _drained(asked.fleet.names[place], situation, drained_at, now)]
+        guard = guards[pool] = step(before, look(serving or fresh, asked, params), now, params)
         if guard.level or guard.scale > 1.0:
-            heard = {seen.backend: seen for seen in fresh}
-            wanted = [b for b in members if b.name in heard]
-            desired.extend(_wishes(guard, wanted, heard, situation, mode))
+            desired.extend(_wishes(guard, fresh, situation, mode))
     return Memory(guards, drained_at), tuple(desired)
 
 
-def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[Backend]]:
-    pools: dict[Pool, list[Backend]] = {}
-    for backend in backends:
-        pools.setdefault(backend.pool, []).append(backend)
+def _drained(name: str, situation: Situation, drained_at: Mapping[str, float], now: float) -> bool:
+    at = drained_at.get(name)
+    return at is not None and has_a_drain(situation.recent.get(name), at, now)
+
+
+def _pools(backends: tuple[Backend, ...]) -> dict[Pool, list[int]]:
+    """The places of each pool's backends."""
+    pools: dict[Pool, list[int]] = {}
+    for place, backend in enumerate(backends):
+        pools.setdefault(backend.pool, []).append(place)
     return pools
 
 
-def look(fresh: list[BackendObservation], situation: Situation, params: SloGuardianParams) -> Look:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of each backend, by its place; None is not known."""
+
+    fleet: Columns
+    taken: list[float | None]
+    failed: list[float | None]
+    running: list[float | None]
+    waiting: list[float | None]
+    pressure: list[float | None]
+    tokens_per_s: list[float | None]
+
+
+def asked_of(situation: Situation) -> Asked:
+    fleet = columns(situation)
+    (taken, failed), seconds = fleet.lately.taken(), fleet.lately.seconds
+    tokens_per_s = fleet.lately.of(catalog.GENERATED_TOKENS.name) / np.where(seconds > 0, seconds, nan)
+    gauges = (catalog.RUNNING, catalog.WAITING, catalog.VRAM_PRESSURE)
+    told = (taken, failed, *(fleet.told(gauge.name) for gauge in gauges), tokens_per_s)
+    return Asked(fleet, *map(or_none, told))
+
+
+def look(places: list[int], asked: Asked, params: SloGuardianParams) -> Look:
     """The pool as its users see it: one distribution over all of its backends."""
-    windows = [w for seen in fresh if (w := situation.recent.get(seen.backend)) is not None]
     # Without those that were refused: what this policy sheds must not be what it sheds for.
-    taken = [t for w in windows if (t := w.taken) is not None]
-    total, failed = sum(count for count, _ in taken), sum(bad for _, bad in taken)
-    running, waiting = _work(fresh)
-    pressures = [p for seen in fresh if (p := seen.value(catalog.VRAM_PRESSURE.name)) is not None]
+    total, failed = sum(_known(asked.taken, places)), sum(_known(asked.failed, places))
+    running, waiting = _work(asked, places)
+    pressures, rates = _known(asked.pressure, places), _known(asked.tokens_per_s, places)
     memory = sum(pressures) / len(pressures) if pressures else None
     short_of_memory = memory is not None and memory > params.shed_memory_ratio
-    rates = [r for w in windows if (r := w.rate(catalog.GENERATED_TOKENS.name)) is not None]
     return Look(
-        ttft_p99_s=_p99(windows, "ttft", params.min_requests),
-        itl_p99_s=_p99(windows, "itl", params.min_requests) if short_of_memory else None,
+        ttft_p99_s=_p99(asked.fleet, places, "ttft", params.min_requests),
+        itl_p99_s=_p99(asked.fleet, places, "itl", params.min_requests) if short_of_memory else None,
         error_ratio=failed / total if total >= params.min_requests else None,
         requests=None if running is None or waiting is None else running + waiting,
         waiting=waiting,
@@ -148,30 +175,23 @@ def look(fresh: list[BackendObservation], situation: Situation, params: SloGuard
     )
 
 
-def _work(fresh: list[BackendObservation]) -> tuple[float | None, float | None]:
+def _known(values: list[float | None], places: list[int]) -> list[float]:
+    return [value for place in places if (value := values[place]) is not None]
+
+
+def _work(asked: Asked, places: list[int]) -> tuple[float | None, float | None]:
     """Requests under way and waiting, over those that tell the first. Of one that does not tell what waits, nobody knows it."""
-    telling = [seen for seen in fresh if seen.value(catalog.RUNNING.name) is not None]
-    running, waiting = ([seen.value(metric.name) for seen in telling] for metric in (catalog.RUNNING, catalog.WAITING))
-    return _sum(running), _sum(waiting)
+    telling = [place for place in places if asked.running[place] is not None]
+    waiting = _known(asked.waiting, telling)
+    if not telling:
+        return None, None
+    return sum(_known(asked.running, telling)), sum(waiting) if len(waiting) == len(telling) else None
 
 
-def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _p99(windows: list[Window], signal: str, least: int) -> float | None:
+def _p99(fleet: Columns, places: list[int], signal: str, least: int) -> float | None:
     """P99 over the backends whose buckets are those of most; None of fewer than ``least`` observations."""
-    by_bounds: dict[tuple[float, ...], list[Histogram]] = {}
-    for window in windows:
-        histogram = window.histogram(SIGNAL_HISTOGRAM[signal])
-        if histogram is not None:
-            by_bounds.setdefault(histogram.bounds, []).append(histogram)
-    if not by_bounds:
-        return None
-    bounds, same = max(by_bounds.items(), key=lambda item: sum(h.count for h in item[1]))
-    merged = Histogram(bounds, tuple(map(sum, zip(*(h.counts for h in same), strict=True))), sum(h.sum for h in same))
-    quantile = bucket_quantile(merged, 0.99) if merged.count >= least else None
+    merged = fleet.lately.merged(places, SIGNAL_HISTOGRAM[signal])
+    quantile = bucket_quantile(merged, 0.99) if merged is not None and merged.count >= least else None
     return None if quantile is None else quantile.value
 
 
@@ -255,11 +275,10 @@ def _is_quiet(seen: Look) -> bool:
     return seen.waiting == 0 and (seen.requests == 0 or bool(seen.tokens_per_s))
 
 
-def _wishes(
-    guard: Guard, members: list[Backend], heard: Mapping[str, BackendObservation], situation: Situation, mode: Mode
-) -> Iterator[DesiredState]:
-    for backend in members:
-        age_s = heard[backend.name].age_s
+def _wishes(guard: Guard, places: list[int], situation: Situation, mode: Mode) -> Iterator[DesiredState]:
+    for place in places:
+        backend = situation.snapshot.backends[place]
+        age_s = situation.heard[backend.name].age_s
         if guard.level:
             yield DesiredState(NAME, backend.name, Knob.DEGRADE_LEVEL, float(guard.level), guard.why, mode, ("slo",), age_s)
         replicas = situation.knob(backend, Knob.REPLICAS)

@@ -22,14 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, nan
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
+from tailkeeper_watchdog.columns import columns, p99
+from tailkeeper_watchdog.many_windows import or_none
+from tailkeeper_watchdog.model import EMPTY, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
 
 NAME = "token_rate_weighting"
@@ -87,7 +90,7 @@ class _Speed(NamedTuple):
     A tuple, as the merit is: one for every backend of the fleet at every step, and a dataclass takes three times as long to make.
     """
 
-    seen: BackendObservation
+    name: str
     tokens_per_s: float
     p99_s: float | None
     memory: float | None
@@ -134,16 +137,18 @@ def decide(
     drained_at = last_drained(memory.drained_at, situation)
     judged: dict[Group, tuple[float, tuple[str, ...]]] = {}
     desired: list[DesiredState] = []
+    speeds: list[_Speed | None] = []  # of the whole fleet, where a step of any group is due
     for pool, groups in _pools(situation).items():
         hints = {key: _hint(*key, params) for key in groups}
         most = max(hints.values())
         for key, group in groups.items():
             at, names = memory.judged.get((pool, key), (float("-inf"), ()))
             if now - at >= params.interval_s:
-                at, shares = now, _shared_out(group, situation, drained_at, params)
-                names = tuple(merit.speed.seen.backend for merit, _ in shares)
+                speeds = speeds or _speeds(situation, drained_at, params)
+                at, shares = now, _shared_out([speed for place in group if (speed := speeds[place]) is not None], params)
+                names = tuple(merit.speed.name for merit, _ in shares)
                 for merit, share in shares:
-                    name = merit.speed.seen.backend
+                    name = merit.speed.name
                     due = 1.0 if share >= 1.0 - params.even_within_ratio else share
                     given[name] = _corrected(given.get(name), merit, due * hints[key] / most, now, params)
             judged[pool, key] = at, names
@@ -177,11 +182,11 @@ def _corrected(before: Given | None, merit: _Merit, share: float, now: float, pa
     return Given(weight, now, merit.why if weight < 1.0 else "", before.arrived or abs(missing) <= params.max_step)
 
 
-def _pools(situation: Situation) -> dict[Pool, dict[tuple[str, str], list[Backend]]]:
-    """Backends by gateway and pool, and in it by model and precision. One at several gateways counts at its first."""
-    pools: dict[Pool, dict[tuple[str, str], list[Backend]]] = {}
-    for backend in situation.snapshot.backends:
-        pools.setdefault(backend.pool, {}).setdefault((backend.model, backend.quantization), []).append(backend)
+def _pools(situation: Situation) -> dict[Pool, dict[tuple[str, str], list[int]]]:
+    """Places of backends by gateway and pool, and in it by model and precision. One at several gateways counts at its first."""
+    pools: dict[Pool, dict[tuple[str, str], list[int]]] = {}
+    for place, backend in enumerate(situation.snapshot.backends):
+        pools.setdefault(backend.pool, {}).setdefault((backend.model, backend.quantization), []).append(place)
     return pools
 
 
@@ -189,15 +194,8 @@ def _hint(model: str, quantization: str, params: TokenRateWeightingParams) -> fl
     return params.model_weights.get(f"{model}-{quantization}", params.model_weights.get(model, 1.0))
 
 
-def _shared_out(
-    group: list[Backend], situation: Situation, drained_at: Mapping[str, float], params: TokenRateWeightingParams
-) -> list[tuple[_Merit, float]]:
-    """Each with its share of the best one's merit; nobody where fewer than two can be compared."""
-    heard, windows, now = situation.heard, situation.windows, situation.snapshot.now
-    fresh = [seen for b in group if (seen := heard.get(b.name)) is not None]
-    # Nearly nobody was ever drained, and who was not has no drain in its window.
-    working = [s for s in fresh if (at := drained_at.get(s.backend)) is None or not has_a_drain(windows.get(s.backend), at, now)]
-    speeds = [speed for seen in working if (speed := _speed(seen, situation, params)) is not None]
+def _shared_out(speeds: list[_Speed], params: TokenRateWeightingParams) -> list[tuple[_Merit, float]]:
+    """Each of a group with its share of the best one's merit; nobody where fewer than two can be compared."""
     if len(speeds) < 2:
         return []
     running = [s.running for s in speeds if s.running is not None]
@@ -219,21 +217,24 @@ def _shared_out(
     return [(merit, merit.value / best) for merit in merits] if best > 0 else []
 
 
-def _speed(seen: BackendObservation, situation: Situation, params: TokenRateWeightingParams) -> _Speed | None:
-    """None where its speed is not known, or too few tokens say it."""
-    window = situation.windows.get(seen.backend)
-    tokens = window.increase(catalog.GENERATED_TOKENS.name) if window else None
-    if window is None or tokens is None or tokens < params.min_tokens or not (mean_s := window.mean_s(catalog.ITL.name)):
-        return None
-    p99 = situation.p99(seen.backend, "itl")
-    return _Speed(
-        seen,
-        1.0 / mean_s,
-        None if p99 is None else p99.value,
-        seen.value(catalog.VRAM_PRESSURE.name),
-        window.kv_miss_ratio,
-        seen.value(catalog.RUNNING.name),
+def _speeds(situation: Situation, drained_at: Mapping[str, float], params: TokenRateWeightingParams) -> list[_Speed | None]:
+    """Of each backend of the fleet. None where its speed is not known, too few tokens say it, or it has a drain in its window."""
+    fleet, windows, now = columns(situation), situation.windows, situation.snapshot.now
+    tokens, mean_s = fleet.minute.of(catalog.GENERATED_TOKENS.name), fleet.minute.mean_s(catalog.ITL.name)
+    working = fleet.heard & (tokens >= params.min_tokens) & ~np.isnan(mean_s) & (mean_s != 0)
+    for place in fleet.places(drained_at):  # nearly nobody was ever drained, and who was not has no drain in its window
+        name = fleet.names[place]
+        working[place] &= not has_a_drain(windows.get(name), drained_at[name], now)
+    told = zip(
+        fleet.names,
+        (1.0 / np.where(working, mean_s, nan)).tolist(),
+        or_none(p99(situation, "itl").value),
+        or_none(fleet.told(catalog.VRAM_PRESSURE.name)),
+        or_none(fleet.minute.kv_miss_ratio()),
+        or_none(fleet.told(catalog.RUNNING.name)),
+        strict=True,
     )
+    return [speed if works else None for works, speed in zip(working.tolist(), map(_Speed._make, told), strict=True)]
 
 
 def _merit(speed: _Speed, load: float, params: TokenRateWeightingParams) -> _Merit:

@@ -12,9 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import exp
+from typing import NamedTuple
+
+import numpy as np
 
 from tailkeeper_exporter import catalog
-from tailkeeper_watchdog.model import BackendObservation, Factor, HealthScore, Slo
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.columns import columns
+from tailkeeper_watchdog.many_windows import or_none
+from tailkeeper_watchdog.model import BackendObservation, Factor, HealthScore, Situation, Slo
 from tailkeeper_watchdog.window import Window
 
 FACTORS = ("latency", "error_rate", "cpu_usage", "uptime")
@@ -26,6 +32,7 @@ ENOUGH_FOR_LATENCY = 20.0
 """Requests: with fewer, none of them need lie above the P95."""
 ENOUGH_FOR_ERRORS = 100.0
 """Finished requests: the goodness of the error rate turns at one in a hundred."""
+NO_WINDOW = Window()
 _MAX_EXPONENT = 700.0  # exp() overflows a float just above 709
 
 
@@ -48,63 +55,119 @@ def cpu_goodness(usage_ratio: float) -> float:
     return 1.0 if usage_ratio <= CPU_KNEE else exp(-(usage_ratio - CPU_KNEE) / CPU_SCALE)
 
 
+class Evidence(NamedTuple):
+    """What a score is made of, in seconds and ratios; None is not known. A tuple, as one is made for each backend and tick."""
+
+    p95_s: float | None
+    """Of the first token, over ``samples``. Where it is ``saturated`` it is at least that."""
+    samples: int
+    saturated: bool
+    finished: float
+    """Requests that finished in the window; 0 also where nobody tells which of them failed."""
+    failed: float
+    seconds: float
+    """How long the window is."""
+    cpu: float | None
+    uptime: float | None
+
+
 def score(
     seen: BackendObservation | None, window: Window | None, weights: Mapping[str, float], slo: Slo, name: str
 ) -> HealthScore:
     """The score of one backend. ``seen`` is None where the evidence is stale or missing: then nothing is known."""
     if seen is None:
         return HealthScore(name, None, (), FACTORS)
-    known = _known(seen, window, slo)
+    window = window or NO_WINDOW
+    p95 = window.quantile("ttft", 0.95)
+    p95_s, samples, saturated = (None, 0, False) if p95 is None else (p95.value, p95.samples, p95.saturated)
+    finished, failed = window.finished or (0.0, 0.0)
+    cpu = seen.value(catalog.CPU_USAGE.name)
+    evidence = Evidence(p95_s, samples, saturated, finished, failed, window.seconds, cpu, window.uptime_ratio)
+    return _score(name, seen.state, evidence, weights, slo)
+
+
+def score_all(situation: Situation, weights: Mapping[str, float]) -> dict[str, HealthScore]:
+    """As ``score`` of each backend of the fleet."""
+    fleet, windows = columns(situation), situation.windows
+    p95, (finished, failed) = fleet.minute.quantile("ttft", 0.95), fleet.minute.finished()
+    evidence = zip(
+        or_none(p95.value),
+        p95.samples.tolist(),
+        p95.saturated.tolist(),
+        np.where(np.isnan(finished), 0.0, finished).tolist(),
+        np.where(np.isnan(failed), 0.0, failed).tolist(),
+        np.where(np.isnan(fleet.minute.seconds), 0.0, fleet.minute.seconds).tolist(),
+        or_none(fleet.told(catalog.CPU_USAGE.name)),
+        [windows.get(name, NO_WINDOW).uptime_ratio for name in fleet.names],
+        strict=True,
+    )
+    scores = {}
+    for name, seen, told in zip(fleet.names, fleet.seen, map(Evidence._make, evidence), strict=True):
+        if seen is None:
+            scores[name] = HealthScore(name, None, (), FACTORS)
+        else:
+            scores[name] = _score(name, seen.state, told, weights, situation.slo)
+    return scores
+
+
+def _score(name: str, state: State, evidence: Evidence, weights: Mapping[str, float], slo: Slo) -> HealthScore:
+    known = _known(evidence, slo)
     # One pass, and no generators: this is done for every backend at every tick.
-    total = sum([weights[f] for f in known])
+    total = sum([weights[factor] for factor, *_ in known])
     factors: tuple[Factor, ...] = ()
     hscore = sure = 0.0
     if total > 0:
         made = []
-        for factor, (goodness, value, unit, known_share) in known.items():
+        for factor, goodness, value, unit, known_share in known:
             weight = weights[factor]
             made.append(Factor(factor, goodness, weight / total, value, unit))
             hscore += weight / total * goodness
             sure += weight * known_share
         factors = tuple(made)
-    unknown = () if len(known) == len(FACTORS) else tuple([f for f in FACTORS if f not in known])
-    if seen.state.is_dead:
-        return HealthScore(name, 0.0, factors, unknown, veto=seen.state, confidence=1.0)
+    unknown = () if len(known) == len(FACTORS) else _others(known)
+    if state.is_dead:
+        return HealthScore(name, 0.0, factors, unknown, veto=state, confidence=1.0)
     if not factors:
         return HealthScore(name, None, (), unknown)
     confidence = min(1.0, sure / sum(weights.values()))
     return HealthScore(name, min(1.0, max(0.0, hscore)), factors, unknown, confidence=confidence)
 
 
-_Known = tuple[float, float, str, float]
-"""Goodness, value and unit of a factor, and in [0, 1] how much of what it takes to know it is there."""
+_Known = tuple[str, float, float, str, float]
+"""A factor, its goodness, value and unit, and in [0, 1] how much of what it takes to know it is there."""
 
 
-def _latency(window: Window, requests: float, failed: float, slo: Slo) -> _Known | None:
+def _others(known: list[_Known]) -> tuple[str, ...]:
+    told = {factor for factor, *_ in known}
+    return tuple([factor for factor in FACTORS if factor not in told])
+
+
+def _latency(evidence: Evidence, slo: Slo) -> _Known | None:
     """P95 of what succeeded. Where requests failed and none succeeded it is not unknown but as bad as can be: failing altogether
     must not be better than being slow. Its value is then the time in which no first token came."""
-    p95 = window.quantile("ttft", 0.95)
-    if p95 is None and requests > 0 and failed >= requests:
-        return 0.0, window.seconds, "s", min(1.0, requests / ENOUGH_FOR_LATENCY)
+    p95_s = evidence.p95_s
+    if p95_s is None:
+        if not evidence.finished > 0 or evidence.failed < evidence.finished:
+            return None
+        return "latency", 0.0, evidence.seconds, "s", min(1.0, evidence.finished / ENOUGH_FOR_LATENCY)
     # A saturated P95 is at least its value: below the SLO that says neither good nor bad.
-    if p95 is None or (p95.saturated and p95.value <= slo.ttft_p99_s):
+    if evidence.saturated and p95_s <= slo.ttft_p99_s:
         return None
-    return latency_goodness(p95.value, slo.ttft_p99_s), p95.value, "s", min(1.0, p95.samples / ENOUGH_FOR_LATENCY)
+    return "latency", latency_goodness(p95_s, slo.ttft_p99_s), p95_s, "s", min(1.0, evidence.samples / ENOUGH_FOR_LATENCY)
 
 
-def _known(seen: BackendObservation, window: Window | None, slo: Slo) -> dict[str, _Known]:
-    """Each factor with evidence."""
-    known: dict[str, _Known] = {}
-    requests, failed = (window.finished if window else None) or (0.0, 0.0)
-    latency = _latency(window, requests, failed, slo) if window else None
+def _known(evidence: Evidence, slo: Slo) -> list[_Known]:
+    """Each factor with evidence, in the order of ``FACTORS``."""
+    known: list[_Known] = []
+    latency = _latency(evidence, slo)
     if latency is not None:
-        known["latency"] = latency
-    if requests > 0:
-        ratio = failed / requests
-        known["error_rate"] = (error_goodness(ratio), ratio, "ratio", min(1.0, requests / ENOUGH_FOR_ERRORS))
-    cpu = seen.value(catalog.CPU_USAGE.name)
+        known.append(latency)
+    if evidence.finished > 0:
+        ratio = evidence.failed / evidence.finished
+        known.append(("error_rate", error_goodness(ratio), ratio, "ratio", min(1.0, evidence.finished / ENOUGH_FOR_ERRORS)))
+    cpu = evidence.cpu
     if cpu is not None and cpu >= 0:
-        known["cpu_usage"] = (cpu_goodness(cpu), cpu, "ratio", 1.0)
-    if window is not None and window.uptime_ratio is not None:
-        known["uptime"] = (window.uptime_ratio, window.uptime_ratio, "ratio", 1.0)
+        known.append(("cpu_usage", cpu_goodness(cpu), cpu, "ratio", 1.0))
+    if evidence.uptime is not None:
+        known.append(("uptime", evidence.uptime, evidence.uptime, "ratio", 1.0))
     return known
