@@ -98,8 +98,8 @@ def test_a_column_has_of_each_backend_what_its_observation_and_its_windows_say(s
         seen = situation.fresh(name)
         assert fleet.seen[place] is seen
         assert (fleet.heard[place], fleet.dead[place]) == (seen is not None, seen is not None and seen.state.is_dead)
-        for slot in (*GAUGES, *COUNTERS):
-            assert same(fleet.told(slot)[place], None if seen is None else seen.value(slot))
+        assert all(same(fleet.told(slot)[place], None if seen is None else seen.value(slot)) for slot in GAUGES)
+        assert all(same(fleet.standing.of(slot)[place], None if seen is None else seen.value(slot)) for slot in COUNTERS)
         for rises, windows in ((fleet.minute, situation.windows), (fleet.lately, situation.recent)):
             window = windows.get(name, Window())
             assert all(same(rises.of(counter)[place], window.increase(counter)) for counter in COUNTERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from dataclasses import fields, replace
 from itertools import accumulate
 from math import inf, isnan
@@ -17,7 +18,7 @@ from tailkeeper_exporter.readings import Histogram, Quantile, absent, invalid, p
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
 from tailkeeper_watchdog.ledger import Ledger
-from tailkeeper_watchdog.many_windows import Quantiles, Rises
+from tailkeeper_watchdog.many_windows import Quantiles, Rises, Standing
 from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
@@ -161,6 +162,18 @@ def test_a_layout_that_does_not_fit_is_not_used(told: list[tuple[tuple[float, ..
     window = Window(samples[0], samples[1])
     plain = [Histogram(bounds, counts, 1.0) for bounds, counts in told]
     assert window.histogram(catalog.TTFT.name) == plain[1].minus(plain[0])
+
+
+@given(st.lists(TOLD, max_size=5), st.sampled_from([0.05, 0.1, 0.3, 1.0, 10.0, 99.0]))
+def test_what_is_surely_above_a_limit_is_above_the_end_of_its_bucket(told: list[tuple[float, ...] | None], limit: float) -> None:
+    above, counted = Standing([*(sample_with(0.0, counts, None) for counts in told), None]).above(catalog.TTFT.name, limit)
+    for place, counts in enumerate([*told, None]):
+        index = bisect_left(BOUNDS_S, limit)
+        if counts is None or index >= len(BOUNDS_S) - 1:
+            assert isnan(above[place])
+            assert isnan(counted[place])
+        else:
+            assert (above[place], counted[place]) == (counts[-1] - counts[index], counts[-1])
 
 
 @given(COUNTS, COUNTS)

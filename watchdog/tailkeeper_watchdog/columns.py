@@ -9,16 +9,16 @@ The numbers are those that observations and windows give when they are asked one
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import nan
 
 import numpy as np
 
 from tailkeeper_exporter import catalog
-from tailkeeper_watchdog.many_windows import Column, Mask, Quantiles, Rises
+from tailkeeper_watchdog.many_windows import Column, Mask, Quantiles, Rises, Standing
 from tailkeeper_watchdog.model import WORST_OF_GPUS, BackendObservation, Situation
-from tailkeeper_watchdog.samples import COUNTERS
+from tailkeeper_watchdog.samples import Sample, sample_of
 from tailkeeper_watchdog.window import Window
 
 GAUGES = tuple(
@@ -32,9 +32,9 @@ GAUGES = tuple(
         catalog.CPU_USAGE,
     )
 )
-_TOLD = (*GAUGES, *WORST_OF_GPUS, *COUNTERS)
+_TOLD = (*GAUGES, *WORST_OF_GPUS)
 _PLACE = {name: place for place, name in enumerate(_TOLD)}
-_SILENT = (nan,) * len(_TOLD)
+_SILENT = [nan] * len(_TOLD)
 _NO_WINDOW = Window()
 
 
@@ -53,6 +53,7 @@ class Columns:
     """Over the windows of the last minute."""
     lately: Rises
     """Over those of the last moments."""
+    standing: Standing
     _told: Column
 
     def places(self, names: Collection[str]) -> list[int]:
@@ -60,7 +61,7 @@ class Columns:
         return [place for place, name in enumerate(self.names) if name in names] if names else []
 
     def told(self, name: str) -> Column:
-        """A gauge of ``GAUGES`` or ``WORST_OF_GPUS``, or a counter as it stands."""
+        """A gauge of ``GAUGES`` or ``WORST_OF_GPUS``."""
         return self._told[:, _PLACE[name]]
 
 
@@ -73,7 +74,7 @@ def _columns(situation: Situation) -> Columns:
     heard, windows, recent = situation.heard, situation.windows, situation.recent
     names = tuple([backend.name for backend in situation.snapshot.backends])
     seen = tuple(map(heard.get, names))
-    told = [_SILENT if one is None else [one.values.get(name, nan) for name in _TOLD] for one in seen]
+    told, taken = situation.worked_out(GAUGES_TOLD, _gauges), situation.worked_out(SAMPLES, _samples)
     return Columns(
         names,
         seen,
@@ -82,8 +83,27 @@ def _columns(situation: Situation) -> Columns:
         np.array([situation.epoch(name).number for name in names], dtype=float),
         Rises([windows.get(name, _NO_WINDOW) for name in names]),
         Rises([recent.get(name, _NO_WINDOW) for name in names]),
-        np.array(told).reshape(-1, len(_TOLD)),
+        Standing([taken.get(name) for name in names]),
+        np.array([told.get(name, _SILENT) for name in names]).reshape(-1, len(_TOLD)),
     )
+
+
+GAUGES_TOLD, SAMPLES = "gauges", "samples"
+"""What whoever goes through the fleet's pages anyway has at hand, for ``Situation.knowing``: by name, of those heard of."""
+
+
+def gauges_of(seen: BackendObservation) -> list[float]:
+    """A line of the columns that ``told`` has."""
+    values = seen.values
+    return [values.get(name, nan) for name in _TOLD]
+
+
+def _gauges(situation: Situation) -> Mapping[str, list[float]]:
+    return {name: gauges_of(seen) for name, seen in situation.heard.items()}
+
+
+def _samples(situation: Situation) -> Mapping[str, Sample]:
+    return {name: sample_of(0.0, seen.values, seen.histograms) for name, seen in situation.heard.items()}
 
 
 def p99(situation: Situation, signal: str) -> Quantiles:

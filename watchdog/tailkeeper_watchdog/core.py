@@ -15,6 +15,7 @@ import numpy as np
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.attribution import attend
+from tailkeeper_watchdog.columns import gauges_of
 from tailkeeper_watchdog.detectors import DETECTORS, Symptom
 from tailkeeper_watchdog.detectors.base import is_latency
 from tailkeeper_watchdog.findings import Book, close_gone, update
@@ -42,7 +43,7 @@ from tailkeeper_watchdog.model import (
 from tailkeeper_watchdog.plan import ReturnMemory, forgotten
 from tailkeeper_watchdog.policies import POLICIES
 from tailkeeper_watchdog.resolve import resolve
-from tailkeeper_watchdog.samples import Layout
+from tailkeeper_watchdog.samples import Layout, Sample
 from tailkeeper_watchdog.scoring.epochs import follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
 from tailkeeper_watchdog.scoring.hscore import score_all
@@ -120,13 +121,16 @@ def score_fleet(
     bare = Situation(snapshot, EMPTY, EMPTY, EMPTY, rules.slo, rules.stale_after_s)
     heard_of, no_history, no_uptime, no_window = bare.heard, History(), Uptime(), Window()
     like: Layout | None = None
+    samples: dict[str, Sample] = {}
+    gauges: dict[str, list[float]] = {}
     for backend in snapshot.backends:
         name = backend.name
         history = memory.histories.get(name, no_history)
         uptime = memory.uptimes.get(name, no_uptime)
         seen = heard_of.get(name)
         if seen is not None and seen.age_s is not None:
-            sample = take_sample(seen, now - seen.age_s, history.samples[-1].layout if history.samples else like)
+            sample = samples[name] = take_sample(seen, now - seen.age_s, history.samples[-1].layout if history.samples else like)
+            gauges[name] = gauges_of(seen)
             like, before, history = sample.layout, history, add(history, sample)
             if seen.state is State.STARTING or (history.anew and history is not before):
                 restarted.add(name)
@@ -148,6 +152,7 @@ def score_fleet(
     }
     memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings, epochs=epochs)
     situation = Situation(snapshot, windows, recent, EMPTY, rules.slo, rules.stale_after_s, exact, records=heard, epochs=epochs)
+    situation.knowing(heard=heard_of, samples=samples, gauges=gauges)
     return memory, situation.with_scores(score_all(situation, rules.weights))
 
 

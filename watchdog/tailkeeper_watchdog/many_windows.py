@@ -7,6 +7,7 @@ other layouts), the window itself is asked.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
@@ -16,7 +17,17 @@ from numpy.typing import NDArray
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile
-from tailkeeper_watchdog.samples import COUNTER_PLACE, COUNTERS, HEAD, NOWHERE, OUTCOME_SLOT, SIGNAL_HISTOGRAM, Bounds, Layout
+from tailkeeper_watchdog.samples import (
+    COUNTER_PLACE,
+    COUNTERS,
+    HEAD,
+    NOWHERE,
+    OUTCOME_SLOT,
+    SIGNAL_HISTOGRAM,
+    Bounds,
+    Layout,
+    Sample,
+)
 from tailkeeper_watchdog.table import Matrix
 from tailkeeper_watchdog.window import Window
 
@@ -43,16 +54,47 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The windows whose two ends have one layout: their places, and by how much every number of their rows rose."""
+    """Samples of one layout, or windows whose two ends have it: their places, and their rows, or by how much these rose."""
 
     layout: Layout
     places: list[int]
-    rose: Matrix
+    lines: Matrix
 
     def counts(self, name: str) -> tuple[Matrix, Bounds]:
         """Of a histogram; without bounds where it has no buckets here."""
         total, last, bounds = self.layout.places.get(name, NOWHERE)
-        return self.rose[:, total + 1 : last + 1], bounds
+        return self.lines[:, total + 1 : last + 1], bounds
+
+
+class Standing:
+    """Counters and histograms as they stand in the samples that there are. Unknown is NaN."""
+
+    def __init__(self, samples: Sequence[Sample | None]) -> None:
+        self._size = len(samples)
+        places = [place for place, sample in enumerate(samples) if sample is not None]
+        known = [sample for sample in samples if sample is not None]
+        self._rows = [
+            _Rows(layout, [places[which] for which in of_it], _matrix([known[which] for which in of_it]))
+            for layout, of_it in _by_layout([sample.layout for sample in known])
+        ]
+        self._heads = np.full((self._size, HEAD), nan)
+        for rows in self._rows:
+            self._heads[rows.places] = rows.lines[:, :HEAD]
+
+    def of(self, counter: str) -> Column:
+        return self._heads[:, COUNTER_PLACE[counter]]
+
+    def above(self, name: str, limit: float) -> tuple[Column, Column]:
+        """How many of a histogram's observations are surely above ``limit``, and how many there are: those above the upper end of
+        the bucket that it is in. Unknown where no bucket ends between it and infinity: then nobody can tell."""
+        above, counted = np.full(self._size, nan), np.full(self._size, nan)
+        for rows in self._rows:
+            counts, bounds = rows.counts(name)
+            index = bisect_left(bounds, limit)
+            if index < len(bounds) - 1:
+                counted[rows.places] = counts[:, -1]
+                above[rows.places] = counts[:, -1] - counts[:, index]
+        return above, counted
 
 
 _NO_WINDOW, _ODD = -1, -2
@@ -68,7 +110,10 @@ class Rises:
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self._windows = windows
-        self._rows = _by_layout(windows)
+        self._rows = [
+            _Rows(layout, places, _rise([windows[place] for place in places]))
+            for layout, places in _by_layout(map(_common, windows))
+        ]
         plain = {place for rows in self._rows for place in rows.places}
         self._odd = [p for p, w in enumerate(windows) if p not in plain and w.start is not None and w.end is not None]
         """Those that are asked one by one."""
@@ -76,7 +121,7 @@ class Rises:
         self._row_at: list[tuple[int, int]] = [(_NO_WINDOW, 0)] * len(windows)
         """In which of ``_rows`` each is, and at which line."""
         for number, rows in enumerate(self._rows):
-            self._heads[rows.places] = rows.rose[:, :HEAD]
+            self._heads[rows.places] = rows.lines[:, :HEAD]
             for line, place in enumerate(rows.places):
                 self._row_at[place] = number, line
         for place in self._odd:
@@ -99,8 +144,8 @@ class Rises:
         for rows in self._rows:
             total, last, _ = rows.layout.places.get(name, NOWHERE)
             if last:
-                counted = np.where(rows.rose[:, last] > 0, rows.rose[:, last], nan)
-                means[rows.places] = rows.rose[:, total] / counted
+                counted = np.where(rows.lines[:, last] > 0, rows.lines[:, last], nan)
+                means[rows.places] = rows.lines[:, total] / counted
         for place in self._odd:
             means[place] = _number(self._windows[place].mean_s(name))
         return means
@@ -166,24 +211,34 @@ def _merged(histograms: Iterable[Histogram | None]) -> Histogram | None:
     return Histogram(bounds, tuple(map(sum, zip(*(h.counts for h in same), strict=True))), nan)
 
 
-def _by_layout(windows: Sequence[Window]) -> list[_Rows]:
-    """Layouts are known by identity: equal ones are one object."""
-    found: dict[int, tuple[list[int], list[Window]]] = {}
-    for place, window in enumerate(windows):
-        start, end = window.start, window.end
-        if start is not None and end is not None and start.layout is end.layout:
-            places, same = found.setdefault(id(end.layout), ([], []))
-            places.append(place)
-            same.append(window)
-    return [_rows(places, same) for places, same in found.values()]
+def _by_layout(layouts: Iterable[Layout | None]) -> list[tuple[Layout, list[int]]]:
+    """The places of each. Layouts are known by identity: equal ones are one object."""
+    found: dict[int, tuple[Layout, list[int]]] = {}
+    for place, layout in enumerate(layouts):
+        if layout is not None:
+            known = found.get(id(layout))
+            if known is None:
+                known = found[id(layout)] = layout, []
+            known[1].append(place)
+    return list(found.values())
 
 
-def _rows(places: list[int], windows: list[Window]) -> _Rows:
-    starts = [w.start for w in windows if w.start is not None]
-    ends = [w.end for w in windows if w.end is not None]
-    before, after = (np.frombuffer(b"".join([sample.row for sample in samples])) for samples in (starts, ends))
+def _common(window: Window) -> Layout | None:
+    """The layout of both ends; None where there is none."""
+    start, end = window.start, window.end
+    return end.layout if start is not None and end is not None and start.layout is end.layout else None
+
+
+def _matrix(samples: Sequence[Sample]) -> Matrix:
+    """The rows of samples of one layout."""
+    return np.frombuffer(b"".join([sample.row for sample in samples])).reshape(len(samples), -1)
+
+
+def _rise(windows: Sequence[Window]) -> Matrix:
+    """By how much everything rose in windows of one layout."""
+    starts, ends = [w.start for w in windows if w.start is not None], [w.end for w in windows if w.end is not None]
     with np.errstate(invalid="ignore"):  # a hostile page may count to infinity
-        return _Rows(ends[0].layout, places, (after - before).reshape(-1, ends[0].layout.width))
+        return _matrix(ends) - _matrix(starts)
 
 
 def _number(value: float | None) -> float:

@@ -361,6 +361,11 @@ class Situation:
         found: T = self._worked_out[what]
         return found
 
+    def knowing(self, **at_hand: Any) -> Situation:
+        """This one, with what its maker has at hand and ``worked_out`` would make of its fields."""
+        self._worked_out.update(at_hand)
+        return self
+
     def with_scores(self, scores: Mapping[str, HealthScore]) -> Situation:
         """The same with scores; nothing that was worked out of it rests on those."""
         situation = replace(self, scores=scores)

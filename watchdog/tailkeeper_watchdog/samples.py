@@ -49,34 +49,27 @@ NOWHERE: Place = (0, 0, ())
 class Layout:
     """Where what stands in a row behind its head: of each histogram its sum, then its counts, or only the last of them."""
 
-    parts: tuple[tuple[str, Bounds], ...]
-    """The histograms in their order; without bounds where only the last count is kept."""
+    names: tuple[str, ...]
+    bounds: tuple[Bounds, ...]
+    """Of the histograms in their order, kept or not."""
     places: Mapping[str, Place]
     width: int
 
     def fits(self, histograms: Mapping[str, Histogram]) -> bool:
         """Whether these histograms can be put down so."""
-        if len(histograms) != len(self.parts):
-            return False
-        for (name, bounds), (told, histogram) in zip(self.parts, histograms.items(), strict=True):
-            if told != name or (bounds is not histogram.bounds and bounds != _kept(name, histogram)):
-                return False
-        return True
-
-
-def _kept(name: str, histogram: Histogram) -> Bounds:
-    return histogram.bounds if name in _WITH_BUCKETS and len(histogram.counts) == len(histogram.bounds) else ()
+        return self.names == tuple(histograms) and self.bounds == tuple([histogram.bounds for histogram in histograms.values()])
 
 
 @lru_cache(maxsize=MAX_LAYOUTS)
-def _layout(parts: tuple[tuple[str, Bounds], ...]) -> Layout:
+def _layout(names: tuple[str, ...], bounds: tuple[Bounds, ...]) -> Layout:
     """One object for all, so that rows of one layout are known by it."""
     places, at = {}, HEAD
-    for name, bounds in parts:
-        end = at + max(1, len(bounds))
-        places[name] = at, end, bounds
+    for name, of_one in zip(names, bounds, strict=True):
+        kept = of_one if name in _WITH_BUCKETS else ()
+        end = at + max(1, len(kept))
+        places[name] = at, end, kept
         at = end + 1
-    return Layout(parts, MappingProxyType(places), at)
+    return Layout(names, bounds, MappingProxyType(places), at)
 
 
 @dataclass(slots=True)
@@ -101,14 +94,19 @@ class Sample:
 def sample_of(
     at: float, counters: Mapping[str, float], histograms: Mapping[str, Histogram], like: Layout | None = None
 ) -> Sample:
-    """``like`` is the layout that it probably has. Counters that are not of ``COUNTERS`` are left out."""
+    """``like`` is the layout that it probably has. Counters that are not of ``COUNTERS`` are left out.
+
+    Raises ValueError where a histogram has not as many counts as bounds.
+    """
     if like is None or not like.fits(histograms):
-        like = _layout(tuple([(name, _kept(name, histogram)) for name, histogram in histograms.items()]))
+        like = _layout(tuple(histograms), tuple([histogram.bounds for histogram in histograms.values()]))
     numbers = [at, *[counters.get(name, nan) for name in COUNTERS]]
-    for (_, bounds), histogram in zip(like.parts, histograms.values(), strict=True):
+    for name, histogram in histograms.items():
         numbers.append(histogram.sum)
-        if bounds:
+        if name in _WITH_BUCKETS and histogram.counts:
             numbers += histogram.counts
         else:
             numbers.append(histogram.count)
+    if len(numbers) != like.width:
+        raise ValueError("a histogram has not as many counts as bounds")
     return Sample(at, like, array("d", numbers))

@@ -24,12 +24,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram
+from tailkeeper_watchdog.columns import Columns, columns
 from tailkeeper_watchdog.detectors.base import Detector, Symptom, is_latency
 from tailkeeper_watchdog.forgetting import without
 from tailkeeper_watchdog.metrics import (
@@ -46,8 +47,9 @@ from tailkeeper_watchdog.metrics import (
     TRICKLE_BAD,
     trickle_share,
 )
-from tailkeeper_watchdog.model import EMPTY, BackendObservation, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
+from tailkeeper_watchdog.model import EMPTY, FindingKind, Knob, RequestRecord, Severity, Situation, Slo
 from tailkeeper_watchdog.samples import OUTCOME_SLOT, SIGNAL_HISTOGRAM
+from tailkeeper_watchdog.table import Table
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
 SPACING_S = 10.0
@@ -126,11 +128,12 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     due = now - memory.taken_at >= SPACING_S
     if not due and not situation.records:
         return memory, memory.found
-    memory = _with_records(_with_new(memory, tuple(b.name for b in situation.snapshot.backends)), situation)
+    fleet = columns(situation)
+    memory = _with_records(_with_new(memory, fleet.names), situation)
     memory = replace(memory, ordered_at=_ordered(memory, situation))
     if not due:
         return memory, _with_surges(situation, _failing(situation), memory)
-    raw = np.array([_raw(situation.fresh(name), situation.slo) for name in memory.names]).reshape(-1, WIDTH + 1)
+    raw = Table(fleet.names, _raw(fleet, situation.slo)).of(memory.names, (nan,) * (WIDTH + 1))
     has_records = np.array(
         [now - memory.told_at.get(name, float("-inf")) <= RECORDS_FRESH_S for name in memory.names], dtype=bool
     )
@@ -141,7 +144,8 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     raw = np.where(np.isnan(raw), memory.raw, raw)
     kept = thinned(snapshots, now)
     memory = replace(memory, counts=counts, raw=raw, snapshots=kept, taken_at=now, found=found)
-    return memory, _with_surges(situation, memory.names, memory)
+    surging = _maybe_surging(fleet)
+    return memory, _with_surges(situation, [name for name in memory.names if name in surging], memory)
 
 
 def _ordered(memory: Memory, situation: Situation) -> dict[str, float]:
@@ -230,38 +234,20 @@ def _verdicts(record: RequestRecord, slo: Slo) -> Iterator[bool | None]:
         yield value > bound_s if counts and value is not None and is_latency(value) else None
 
 
-_UNKNOWN = (float("nan"), float("nan"))
 _BY_SIGNAL = tuple(SIGNAL_HISTOGRAM[signal] for signal in catalog.SIGNALS)
 _OK, _ERROR, _REJECTED = (OUTCOME_SLOT[outcome] for outcome in ("ok", "error", "rejected"))
 
 
-def _raw(seen: BackendObservation | None, slo: Slo) -> tuple[float, ...]:
-    """A line of a backend's own counters: for each signal the bad ones and all of them, and last those refused; NaN where it
-    is not known."""
-    if seen is None:
-        return (*_UNKNOWN * len(SIGNALS), float("nan"))
-    histograms = seen.histograms
-    ttft, itl, e2e = (_late(histograms.get(n), s) for n, s in zip(_BY_SIGNAL, _bounds_s(slo), strict=True))
-    refused = seen.value(_REJECTED)
-    return (*ttft, *itl, *e2e, *_failed(seen), float("nan") if refused is None else refused)
+def _raw(fleet: Columns, slo: Slo) -> Counts:
+    """A line for each backend's own counters: for each signal the bad ones and all of them, and last those refused; NaN where it
+    is not known. Late ones are counted where they surely are.
 
-
-def _late(histogram: Histogram | None, bound_s: float) -> tuple[float, float]:
-    """Surely late ones, and all. Unknown where no bucket ends between the bound and +Inf: then nobody can tell."""
-    if histogram is None:
-        return _UNKNOWN
-    index = bisect_left(histogram.bounds, bound_s)
-    if index >= len(histogram.bounds) - 1:
-        return _UNKNOWN
-    counted = histogram.counts[-1]
-    return counted - histogram.counts[index], counted
-
-
-def _failed(seen: BackendObservation) -> tuple[float, float]:
-    """Without those refused. Unknown where nobody tells which requests failed: an outcome that appears late is no burst of all
-    that ever failed."""
-    ok, failed = seen.value(_OK), seen.value(_ERROR)
-    return _UNKNOWN if ok is None or failed is None else (failed, ok + failed)
+    Unknown, too, where nobody tells which requests failed: an outcome that appears late is no burst of all that ever failed.
+    """
+    standing = fleet.standing
+    late = [column for name, limit_s in zip(_BY_SIGNAL, _bounds_s(slo), strict=True) for column in standing.above(name, limit_s)]
+    ok, errors = standing.of(_OK), standing.of(_ERROR)
+    return np.column_stack((*late, np.where(np.isnan(ok), nan, errors), ok + errors, standing.of(_REJECTED)))
 
 
 def _rise(before: Counts, after: Counts, has_records: NDArray[np.bool_], ours: NDArray[np.bool_]) -> Counts:
@@ -341,6 +327,12 @@ def _with_surges(situation: Situation, names: Iterable[str], memory: Memory) -> 
     told = {symptom.backend for symptom in memory.found if symptom.signal == FAILED}
     surges = (s for name in names if name not in told for s in _surge(situation, name, name in memory.ordered_at))
     return (*memory.found, *surges)
+
+
+def _maybe_surging(fleet: Columns) -> frozenset[str]:
+    """Those of whose requests enough failed lately, refused ones among them."""
+    _, failed = fleet.lately.finished()
+    return frozenset(fleet.names[place] for place in np.flatnonzero(failed >= BREAKER_FAILURES))
 
 
 def _failing(situation: Situation) -> list[str]:

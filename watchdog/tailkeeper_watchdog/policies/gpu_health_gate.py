@@ -198,7 +198,7 @@ def _stepped(
     fleet: Columns, situation: Situation, memory: Memory, params: GpuHealthGateParams
 ) -> tuple[dict[str, Breaker], Table]:
     """The breakers after this tick: side by side as long as they stay closed, one by one where one is not or may not stay so."""
-    ok, errors = fleet.told(_OK), fleet.told(_ERROR)
+    ok, errors = fleet.standing.of(_OK), fleet.standing.of(_ERROR)
     counted = memory.counted.of(fleet.names, _UNCOUNTED)
     ok_seen, errors_seen, in_a_row = counted.T
     silent = ok <= ok_seen  # of requests that ended well; false where either is not told
