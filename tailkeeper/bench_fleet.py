@@ -6,6 +6,7 @@ It stands in for sockets and nothing else: what a tick does with a page once it 
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Mapping
 from math import ceil, inf
 
@@ -94,7 +95,8 @@ class SyntheticSource:
         }
         readings: dict[str, Reading[float]] = {key: present(value, now) for key, value in values.items()}
         histograms = {
-            metric: Histogram(_BOUNDS, tuple(done * s for s in shape), mean_s * done) for metric, mean_s, shape in self._shapes
+            metric: Histogram(_BOUNDS, array("d", [done * s for s in shape]), mean_s * done)
+            for metric, mean_s, shape in self._shapes
         }
         state = State.HUNG if sick else State.SERVING
         return BackendObservation(name, state, 0.0, None, readings, histograms, (_gpu(name, now),), (), _MODELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,3 +42,16 @@ def test_a_chain_of_differences_gives_back_every_observation(chain: list[Backend
         again = patched("x", line, again)
         assert again == seen
         before = seen
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=3, max_size=3), st.lists(st.integers(0, 50), min_size=3, max_size=3))
+def test_buckets_in_one_piece_of_memory_are_written_as_by_how_much_they_rose(counts: list[int], rises: list[int]) -> None:
+    def seen(numbers: list[int]) -> BackendObservation:
+        histogram = Histogram((0.1, 1.0, float("inf")), array("d", numbers), 1.0)
+        return BackendObservation("x", State.SERVING, 0.0, histograms={"h": histogram})
+
+    before, after = seen(counts), seen([count + rise for count, rise in zip(counts, rises, strict=True)])
+    line = json.loads(json.dumps(difference(after, before)))
+    assert line.get("h", {"h": [1.0, 0, 0, 0]}) == {"h": [1.0, *rises]}
+    again = patched("x", line, patched("x", json.loads(json.dumps(difference(before, None))), None))
+    assert list(again.histograms["h"].counts) == list(after.histograms["h"].counts)

@@ -20,3 +20,17 @@ def test_the_age_of_the_engines_own_page_is_known_and_no_other_sources() -> None
     seen = observe(PageParser(WANTED).parse(PAGE.encode()).samples, 0.0, {})
     assert {slot: reading.value for slot, reading in seen["a"].readings.items()} == {catalog.SCRAPE_AGE.name: 7.5}
     assert seen["b"].readings == {}
+
+
+def test_buckets_of_the_same_bounds_share_them_from_page_to_page() -> None:
+    page = "".join(
+        f'llm_time_to_first_token_seconds_bucket{{backend="{name}",model="m",le="{le}"}} {count}\n'
+        for name in "ab"
+        for le, count in (("0.1", 1), ("+Inf", 2))
+    )
+    sums = "".join(f'llm_time_to_first_token_seconds_sum{{backend="{name}",model="m"}} 0.5\n' for name in "ab")
+    pages = [observe(PageParser(WANTED).parse((page + sums).encode()).samples, at, {}) for at in (0.0, 1.0)]
+    found = [seen.histograms[catalog.TTFT.name] for one in pages for seen in one.values()]
+    assert len(found) == 4
+    assert len({id(histogram.bounds) for histogram in found}) == 1
+    assert [list(histogram.counts) for histogram in found] == [[1.0, 2.0]] * 4

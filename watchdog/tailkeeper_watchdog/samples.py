@@ -100,13 +100,13 @@ def sample_of(
     """
     if like is None or not like.fits(histograms):
         like = _layout(tuple(histograms), tuple([histogram.bounds for histogram in histograms.values()]))
-    numbers = [at, *[counters.get(name, nan) for name in COUNTERS]]
+    row = array("d", [at, *[counters.get(name, nan) for name in COUNTERS]])
     for name, histogram in histograms.items():
-        numbers.append(histogram.sum)
+        row.append(histogram.sum)
         if name in _WITH_BUCKETS and histogram.counts:
-            numbers += histogram.counts
+            row.extend(histogram.counts)
         else:
-            numbers.append(histogram.count)
-    if len(numbers) != like.width:
+            row.append(histogram.count)
+    if len(row) != like.width:
         raise ValueError("a histogram has not as many counts as bounds")
-    return Sample(at, like, array("d", numbers))
+    return Sample(at, like, row)

@@ -5,8 +5,10 @@ Series of one backend (several models) are merged by the catalogue's rule. What 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 from tailkeeper_exporter import catalog
@@ -22,6 +24,8 @@ WANTED: Mapping[str, Kind] = {
     m.name: m.kind for m in catalog.CATALOG if m.name.startswith("llm_") or m.name == catalog.SCRAPE_AGE.name
 }
 """What is read of the exporter's page: the backends, and of the exporter's own affairs how old the engine's page is."""
+MAX_BOUNDS = 256
+"""Remembered. A fleet has a handful for each of its engines."""
 _STATES = {state.value: state for state in State}
 
 
@@ -108,7 +112,13 @@ def _histogram(buckets: dict[float, float], total: float | None) -> Histogram | 
     if inf not in buckets or total is None:
         return None
     bounds = tuple(sorted(buckets))
-    return Histogram(bounds, tuple(buckets[b] for b in bounds), total)
+    return Histogram(_shared(bounds), array("d", [buckets[bound] for bound in bounds]), total)
+
+
+@lru_cache(maxsize=MAX_BOUNDS)
+def _shared(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """One object for all that have the same: there are six of each backend at every page, and one object is quickly compared."""
+    return bounds
 
 
 def _gpu(uuid: str, values: dict[str, float], throttled: set[str], taken_at: float) -> GpuObservation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from operator import add, sub
+from operator import add, eq, sub
 from typing import Any, get_type_hints
 
 from tailkeeper_exporter.readings import Histogram, Reading, Status
@@ -77,7 +77,7 @@ def _histograms(seen: Mapping[str, Histogram], before: Mapping[str, Histogram]) 
 def _rises(before: Sequence[float], counts: Sequence[float]) -> list[int] | None:
     """By how much each bucket rose, where that is whole and gives back exactly these counts."""
     rises = list(map(int, map(sub, counts, before)))
-    return rises if tuple(map(add, before, rises)) == counts else None
+    return rises if all(map(eq, map(add, before, rises), counts)) else None
 
 
 def patched(name: str, line: Mapping[str, Any], before: BackendObservation | None) -> BackendObservation:
