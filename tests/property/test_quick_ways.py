@@ -17,6 +17,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile, absent, invalid, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
+from tailkeeper_watchdog.guards import GuardContext
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.many_windows import Quantiles, Rises, Standing
 from tailkeeper_watchdog.model import (
@@ -32,6 +33,7 @@ from tailkeeper_watchdog.model import (
 )
 from tailkeeper_watchdog.plan import _adopted, adopted
 from tailkeeper_watchdog.samples import Sample, sample_of
+from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.window import Window
 
 NAMES = ("a", "b", "c")
@@ -201,6 +203,15 @@ def test_leases_are_adopted_as_if_each_were_looked_up(held: list[tuple[str, Targ
             owners.setdefault((target.gateway, target.server), {})[backend.name] = target
     looked_up = tuple(_adopted(lease, owners.get((lease.target.gateway, lease.target.server), {})) for lease in leases)
     assert adopted(leases, backends) == looked_up
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), TARGETS, st.sampled_from([Knob.WEIGHT, Knob.ADMISSION])), max_size=6))
+def test_leases_on_a_knob_of_a_backend_are_found_as_if_all_were_looked_at(held: list[tuple[str, Target, Knob]]) -> None:
+    leases = tuple(replace(lease_of(number, name, target), knob=knob) for number, (name, target, knob) in enumerate(held))
+    context = GuardContext(FleetSnapshot(1, 0.0, 0.0, (), {}), GuardsSettings(), 3.0, leases)
+    for name in NAMES:
+        for knob in (Knob.WEIGHT, Knob.ADMISSION):
+            assert tuple(context.leases_on(name, knob)) == tuple(x for x in leases if x.backend == name and x.knob is knob)
 
 
 STEPS = st.lists(

@@ -45,9 +45,11 @@ def update(book: Book, symptoms: tuple[Symptom, ...], detectors: tuple[Detector,
     for key, symptom in still.items():
         opened[key] = _opened(book.open.get(key), symptom, wall)
         last_seen[key] = now
-    for key in [k for k in opened if k not in still]:
+    over = [k for k in opened if k not in still]
+    fleet = {backend.name for backend in situation.snapshot.backends} if over else set()
+    for key in over:
         finding = opened[key]
-        if not _may_close(finding, situation):
+        if not _may_close(finding, fleet, situation):
             opened[key] = _marked_lost(finding)
         elif now - last_seen[key] >= patience.get(key[0], 0.0):
             closed.append(replace(finding, until_unix_s=wall))
@@ -82,9 +84,10 @@ def _opened(known: Finding | None, symptom: Symptom, wall: float) -> Finding:
     )
 
 
-def _may_close(finding: Finding, situation: Situation) -> bool:
-    known = any(b.name == finding.backend for b in situation.snapshot.backends)
-    return finding.kind is FindingKind.COMMON_CAUSE or not known or situation.fresh(finding.backend) is not None
+def _may_close(finding: Finding, fleet: set[str], situation: Situation) -> bool:
+    """What is of nobody in the fleet, or of a pool, needs no evidence of its backend."""
+    gone = finding.backend not in fleet
+    return finding.kind is FindingKind.COMMON_CAUSE or gone or situation.fresh(finding.backend) is not None
 
 
 def _marked_lost(finding: Finding) -> Finding:

@@ -7,7 +7,7 @@ first, and each allowed one counts against the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
 
@@ -65,6 +65,14 @@ class GuardContext:
     without_doors: frozenset[str] = frozenset()
     """Gateways that carry no traffic: whoever is set up there shares no load, so the servers of one are no pool. What such a
     gateway says of a server in service counts all the same."""
+    _held: dict[tuple[str, Knob], list[Lease]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def leases_on(self, backend: str, knob: Knob) -> Sequence[Lease]:
+        """Sorted at the first question: at most ticks nobody asks, and in a bad hour thousands do."""
+        if not self._held:
+            for lease in self.leases:
+                self._held.setdefault((lease.backend, lease.knob), []).append(lease)
+        return self._held.get((backend, knob), ())
 
 
 @dataclass(slots=True)
@@ -81,7 +89,10 @@ class _Tally:
     bad: frozenset[str]
     """Looks bad, cannot be seen, or is wanted out."""
     serving: frozenset[str]
+    backends: Mapping[str, Backend]
     members: Mapping[Pool, tuple[Backend, ...]]
+    order: Mapping[Pool, int]
+    """Of the pools, as the fleet has them."""
     pools: Mapping[str, frozenset[Pool]]
     silent_in: frozenset[tuple[Pool, str]]
     """Whose gateway answers and does not say what it gives them: nobody to rely on."""
@@ -122,10 +133,19 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
             bad.add(backend.name)
         elif context.snapshot.observations[backend.name].state.takes_work:
             serving.add(backend.name)
-    pools = {pool: tuple(found) for pool, found in members.items()}
     drained_in, acted_on_in, silent_in = _out(context)
-    acted_on = {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if _may_act(lease, context)}
-    return _Tally(drained_in, acted_on_in, acted_on, frozenset(bad), frozenset(serving), pools, pools_of, silent_in)
+    return _Tally(
+        drained_in,
+        acted_on_in,
+        {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if _may_act(lease, context)},
+        frozenset(bad),
+        frozenset(serving),
+        {backend.name: backend for backend in context.snapshot.backends},
+        {pool: tuple(found) for pool, found in members.items()},
+        {pool: number for number, pool in enumerate(members)},
+        pools_of,
+        silent_in,
+    )
 
 
 def _pool(target: Target) -> Pool:
@@ -227,10 +247,8 @@ def _first_refusal(wish: DesiredState, context: GuardContext, tally: _Tally) -> 
             return refusal, detail
     if not takes_out(wish):
         return None, ""
-    own = tally.pools.get(wish.backend, frozenset())
-    for pool in (pool for pool in tally.members if pool in own):
-        backend = next(m for m in tally.members[pool] if m.name == wish.backend)
-        refusal, detail = _pool_refusal(wish, backend, pool, context.settings, tally)
+    for pool in sorted(tally.pools.get(wish.backend, ()), key=tally.order.__getitem__):
+        refusal, detail = _pool_refusal(wish, tally.backends[wish.backend], pool, context.settings, tally)
         if refusal is not None:
             return refusal, detail
     return None, ""
@@ -274,8 +292,8 @@ def _timing(wish: DesiredState, context: GuardContext) -> tuple[Refusal | None, 
 
 def _in_force(wish: DesiredState, context: GuardContext) -> bool:
     """Whether a lease of ours restricts this knob at least as much already. One whose write has not arrived does not."""
-    for lease in context.leases:
-        if lease.backend == wish.backend and lease.knob is wish.knob and not _is_under_way(lease, context):
+    for lease in context.leases_on(wish.backend, wish.knob):
+        if not _is_under_way(lease, context):
             if wish.knob is Knob.WEIGHT:
                 return float(lease.written) <= float(wish.value) * float(lease.prior) + 1e-9
             return lease.written == wish.value

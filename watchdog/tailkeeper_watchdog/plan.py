@@ -105,9 +105,19 @@ class PlanInput:
     kept_out: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     """Backends in quarantine, with how often they were taken out."""
 
+    _worked_out: dict[str, frozenset[str]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
     @property
     def snapshot(self) -> FleetSnapshot:
         return self.situation.snapshot
+
+    @property
+    def lightened(self) -> frozenset[str]:
+        """Backends of which a policy wishes a weight; looked up once, for a thousand may return together."""
+        found = self._worked_out.get("lightened")
+        if found is None:
+            found = self._worked_out["lightened"] = frozenset(w.backend for w in self.wishes if w.knob is Knob.WEIGHT)
+        return found
 
 
 def plan(given: PlanInput, memory: ReturnMemory) -> tuple[ReturnMemory, tuple[Change, ...]]:
@@ -372,8 +382,7 @@ def _readmit(
         return []  # what became of that lease is settled first
     prior = weight if held is None else held.prior
     first = float(prior) * RETURN_STEPS[0]
-    wanted = any(wish.backend == lease.backend and wish.knob is Knob.WEIGHT for wish in given.wishes)
-    if wanted or float(weight) <= first or same(Knob.WEIGHT, weight, first):
+    if lease.backend in given.lightened or float(weight) <= first or same(Knob.WEIGHT, weight, first):
         return [release]  # low enough already, or somebody's zero, or a policy says how low
     reason = f"serving again: returning at {RETURN_STEPS[0]:.0%}"
     return [

@@ -18,7 +18,7 @@ from tailkeeper_watchdog.metrics import (
     MEMORY_RISK_AFTER_S,
     MEMORY_RISK_RATIO,
 )
-from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FindingKind, Severity, Situation
+from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FindingKind, Pool, Severity, Situation
 from tailkeeper_watchdog.window import Window
 
 _IN_FLIGHT = ((catalog.RUNNING, "running"), (catalog.WAITING, "waiting"))
@@ -91,10 +91,19 @@ def _severity(backend: Backend, down_since: float | None, situation: Situation) 
     same."""
     if down_since is None or situation.snapshot.now - down_since >= DOWN_PAGES_AFTER_S:
         return Severity.PAGE
-    pools = {(target.gateway, target.pool) for target in backend.targets}
-    peers = (p for p in situation.snapshot.backends if any((t.gateway, t.pool) in pools for t in p.targets))
-    serving = any((seen := situation.fresh(peer.name)) is not None and seen.state.takes_work for peer in peers)
-    return Severity.TICKET if serving else Severity.PAGE
+    serving = situation.worked_out("serving pools", _serving_pools)
+    return Severity.TICKET if any((t.gateway, t.pool) in serving for t in backend.targets) else Severity.PAGE
+
+
+def _serving_pools(situation: Situation) -> frozenset[Pool]:
+    """Those in which somebody takes work: whoever is down does not."""
+    heard = situation.heard
+    return frozenset(
+        (target.gateway, target.pool)
+        for backend in situation.snapshot.backends
+        if (seen := heard.get(backend.name)) is not None and seen.state.takes_work
+        for target in backend.targets
+    )
 
 
 def _page_lost(seen: BackendObservation, age_s: float, limit_s: float) -> Symptom:
