@@ -160,12 +160,12 @@ class Listeners:
     def note(self, record: TickRecord) -> None:
         loop, book = self._loop, self._loop.memory.book
         self._durations.observe(record.duration_s)
-        self.recorder.offer(record, loop.inputs)
         findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
         context = Context.of(record, loop.fleet.backends, loop.parts.ledger.leases, Links(CONSOLE), {})
         self._notifier.offer(alerts_for(findings, context), loop.fleet.names)
         self._teller.tell(record, book.closed)
         self._insights.note(record)
+        self.recorder.offer(record, loop.inputs)
 
     async def close(self) -> None:
         await self._notifier.close()

@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import inf, isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Quantile, absent, invalid, present
 from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.attribution.resources import _median
 from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
 from tailkeeper_watchdog.guards import GuardContext
 from tailkeeper_watchdog.ledger import Ledger
@@ -203,6 +205,11 @@ def test_leases_are_adopted_as_if_each_were_looked_up(held: list[tuple[str, Targ
             owners.setdefault((target.gateway, target.server), {})[backend.name] = target
     looked_up = tuple(_adopted(lease, owners.get((lease.target.gateway, lease.target.server), {})) for lease in leases)
     assert adopted(leases, backends) == looked_up
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1))
+def test_a_median_of_a_resource_is_the_median(values: list[float]) -> None:
+    assert _median(np.array(values)) == np.median(np.array(values))
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), TARGETS, st.sampled_from([Knob.WEIGHT, Knob.ADMISSION])), max_size=6))

@@ -136,8 +136,13 @@ class Watchdog:
 
     def _after_tick(self, record: TickRecord) -> None:
         self._durations.observe(record.duration_s)
-        if self._recorder is not None:
-            self._recorder.offer(record, self.loop.inputs)
+        try:
+            self._tell(record)
+        finally:  # last, because its thread would take turns with this one; and whatever fails, the tick is recorded
+            if self._recorder is not None:
+                self._recorder.offer(record, self.loop.inputs)
+
+    def _tell(self, record: TickRecord) -> None:
         if self._notifier is not None:
             book = self.loop.memory.book
             findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))

@@ -176,9 +176,15 @@ def _against(resource: Resource, now: float, others: Floats, least: int) -> tupl
     known = others[np.isfinite(others)]
     if known.size < least:
         return None, None
-    median = float(np.median(known))
-    scale = max(1.4826 * float(np.median(np.abs(known - median))), resource.floor, resource.relative_floor * abs(median))
+    median = _median(known)
+    scale = max(1.4826 * _median(np.abs(known - median)), resource.floor, resource.relative_floor * abs(median))
     return median, resource.worse * (now - median) / scale
+
+
+def _median(known: Floats) -> float:
+    """As ``np.median``, which takes eight times as long to get ready; sixty are asked for each finding. Finite numbers only."""
+    ordered, half = np.sort(known), known.size // 2
+    return float(ordered[half]) if known.size % 2 else float((ordered[half - 1] + ordered[half]) / 2)
 
 
 def _strength(own_z: float | None, peers_z: float | None) -> float:
@@ -198,8 +204,8 @@ def stage_rises(line: Floats, usual: Floats) -> dict[str, float]:
     for i, stage in enumerate(STAGE_MEANS, start=len(RESOURCES)):
         known = usual[:, i][np.isfinite(usual[:, i])]
         if known.size >= MIN_LINES and np.isfinite(line[i]):
-            median = float(np.median(known))
-            scatter = max(1.4826 * float(np.median(np.abs(known - median))), 0.02 * median, 1e-4)
+            median = _median(known)
+            scatter = max(1.4826 * _median(np.abs(known - median)), 0.02 * median, 1e-4)
             if line[i] - median > USUAL_Z * scatter:
                 found[stage] = float(line[i] - median)
     return found
