@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram, Reading, absent, present
+from tailkeeper_exporter.readings import Histogram, Quantile, Reading, absent, present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.columns import GAUGES, columns
+from tailkeeper_watchdog.columns import GAUGES, columns, p99_by_backend
 from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
@@ -111,6 +111,17 @@ def test_a_column_has_of_each_backend_what_its_observation_and_its_windows_say(s
             p95 = window.quantile("ttft", 0.95)
             assert same(rises.quantile("ttft", 0.95).value[place], None if p95 is None else p95.value)
             assert same(rises.seconds[place], window.seconds if window.end and window.start else None)
+
+
+@settings(deadline=None)
+@given(
+    situations(), st.dictionaries(st.tuples(st.sampled_from(NAMES), st.sampled_from(["ttft", "itl"])), st.just(Quantile(0.3, 9)))
+)
+def test_a_p99_is_that_of_records_where_there_are_any(it: Situation, exact: dict[tuple[str, str], Quantile]) -> None:
+    situation = replace(it, exact=exact)
+    for signal in ("ttft", "itl", "e2e"):
+        alone = {name: quantile for name in NAMES if (quantile := situation.p99(name, signal)) is not None}
+        assert p99_by_backend(situation, signal) == alone
 
 
 def test_columns_are_those_of_their_situation_and_of_no_other() -> None:

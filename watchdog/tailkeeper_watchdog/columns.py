@@ -16,6 +16,7 @@ from math import nan
 import numpy as np
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Quantile
 from tailkeeper_watchdog.many_windows import Column, Mask, Quantiles, Rises, Standing
 from tailkeeper_watchdog.model import WORST_OF_GPUS, BackendObservation, Situation
 from tailkeeper_watchdog.samples import Sample, sample_of
@@ -118,3 +119,14 @@ def _p99(situation: Situation, signal: str) -> Quantiles:
     for place in fleet.places(exact):
         found.put(place, exact[fleet.names[place]])
     return found
+
+
+def p99_by_backend(situation: Situation, signal: str) -> Mapping[str, Quantile]:
+    """As ``Situation.p99`` of every backend, where it is known: for whoever tells of all of them."""
+    return situation.worked_out(f"p99 by backend {signal}", lambda it: _by_backend(it, signal))
+
+
+def _by_backend(situation: Situation, signal: str) -> Mapping[str, Quantile]:
+    names, found = columns(situation).names, p99(situation, signal)
+    told = zip(names, found.value.tolist(), found.samples.tolist(), found.saturated.tolist(), strict=True)
+    return {name: Quantile(value, samples, saturated) for name, value, samples, saturated in told if value == value}

@@ -102,11 +102,12 @@ def sample_of(
         like = _layout(tuple(histograms), tuple([histogram.bounds for histogram in histograms.values()]))
     row = array("d", [at, *[counters.get(name, nan) for name in COUNTERS]])
     for name, histogram in histograms.items():
+        counts = histogram.counts
         row.append(histogram.sum)
-        if name in _WITH_BUCKETS and histogram.counts:
-            row.extend(histogram.counts)
+        if name in _WITH_BUCKETS and counts:
+            row.extend(counts)
         else:
-            row.append(histogram.count)
+            row.append(counts[-1] if counts else 0.0)
     if len(row) != like.width:
         raise ValueError("a histogram has not as many counts as bounds")
     return Sample(at, like, row)

@@ -16,6 +16,7 @@ from tailkeeper_exporter.readings import Quantile
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
 from tailkeeper_watchdog.api.why import Circumstances, actuation_of, why_of
 from tailkeeper_watchdog.baseline_set import BaselineSet
+from tailkeeper_watchdog.columns import p99_by_backend
 from tailkeeper_watchdog.model import (
     SERVE,
     Backend,
@@ -160,7 +161,7 @@ def _score(score: HealthScore) -> Json:
 
 def known_p99(situation: Situation, backend: str, signal: str) -> Quantile | None:
     """The P99 of a backend whose evidence is fresh. The last window of a silent one describes the past: it is not known."""
-    return None if situation.fresh(backend) is None else situation.p99(backend, signal)
+    return None if situation.fresh(backend) is None else p99_by_backend(situation, signal).get(backend)
 
 
 def _p99(quantile: Quantile | None) -> Json:
