@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.readings import Histogram, Quantile, absent, invalid, present
+from tailkeeper_exporter.readings import Histogram, absent, invalid, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.attribution.resources import _median
 from tailkeeper_watchdog.drift.bucket_blocks import BucketReading, _between, _rose
 from tailkeeper_watchdog.guards import GuardContext
 from tailkeeper_watchdog.ledger import Ledger
-from tailkeeper_watchdog.many_windows import Quantiles, Rises, Standing
+from tailkeeper_watchdog.many_windows import Rises, Standing
 from tailkeeper_watchdog.model import (
     Backend,
     BackendObservation,
@@ -118,11 +118,6 @@ def test_a_window_says_what_the_difference_of_its_histograms_says(before: tuple[
         assert window.mean_s(name) == (2.0 / (last.count - first.count) if last.count > first.count else None)
 
 
-def quantile_at(found: Quantiles, place: int) -> Quantile | None:
-    value, samples, saturated = (column[place].item() for column in (found.value, found.samples, found.saturated))
-    return None if isnan(value) else Quantile(value, samples, saturated)
-
-
 @given(st.lists(st.tuples(TOLD, TOLD, TOLD, TOLD), max_size=5), st.sampled_from([0.5, 0.95, 0.99]))
 def test_quantiles_of_many_windows_are_those_that_each_finds_by_itself(
     told: list[tuple[tuple[float, ...] | None, ...]], q: float
@@ -131,7 +126,7 @@ def test_quantiles_of_many_windows_are_those_that_each_finds_by_itself(
     windows = [*ends, Window(), Window(None, sample_with(9.0, None, None))]
     rises = Rises(windows)
     for signal in ("ttft", "itl", "e2e"):
-        found = [quantile_at(rises.quantile(signal, q), place) for place in range(len(windows))]
+        found = [rises.quantile(signal, q).at(place) for place in range(len(windows))]
         assert found == [window.quantile(signal, q) for window in windows]
 
 

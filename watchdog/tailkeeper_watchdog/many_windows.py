@@ -47,6 +47,11 @@ class Quantiles:
     def copy(self) -> Quantiles:
         return Quantiles(self.value.copy(), self.samples.copy(), self.saturated.copy())
 
+    def at(self, place: int) -> Quantile | None:
+        """That of one of them, as its window has it."""
+        value = float(self.value[place])
+        return Quantile(value, int(self.samples[place]), bool(self.saturated[place])) if value == value else None
+
     def put(self, place: int, found: Quantile | None) -> None:
         known = (nan, 0, False) if found is None else (found.value, found.samples, found.saturated)
         self.value[place], self.samples[place], self.saturated[place] = known

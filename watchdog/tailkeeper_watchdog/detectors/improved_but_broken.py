@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Quantile
 from tailkeeper_watchdog.columns import Columns, columns
 from tailkeeper_watchdog.detectors.base import Detector, Symptom
 from tailkeeper_watchdog.many_windows import Mask
@@ -89,6 +90,7 @@ def _line(usual: Usual) -> tuple[float, float, float, float]:
 
 def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom, ...]]:
     fleet, now = columns(situation), situation.snapshot.now
+    p99 = fleet.minute.quantile(SIGNAL, 0.99)
     lines, kept = memory.latest.of(fleet.names, _NEVER), dict(memory.usual)
     symptoms: list[Symptom] = []
     for place in np.flatnonzero(_may_have_changed(fleet, lines, now)):
@@ -97,7 +99,7 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
         if usual.epoch != epoch:
             usual = Usual(epoch)
         window = situation.windows.get(name)
-        kept[name], symptom = (usual, None) if window is None else _judge(name, situation, window, usual, now)
+        kept[name], symptom = (usual, None) if window is None else _judge(name, window, p99.at(place), usual, now)
         lines[place] = _line(kept[name])
         if symptom is not None:
             symptoms.append(symptom)
@@ -114,12 +116,12 @@ def _may_have_changed(fleet: Columns, lines: Matrix, now: float) -> Mask:
     return np.asarray((epoch != fleet.epoch) | (now - taken_at >= SPACING_S) | (broken > 0) | worse, dtype=np.bool_)
 
 
-def _judge(name: str, situation: Situation, window: Window, usual: Usual, now: float) -> tuple[Usual, Symptom | None]:
+def _judge(name: str, window: Window, p99: Quantile | None, usual: Usual, now: float) -> tuple[Usual, Symptom | None]:
     due = now - usual.taken_at >= SPACING_S
-    reference = usual.median() if due or _may_be_broken(window, usual) else None
+    reference = usual.median() if (_may_have_broken if due else _may_be_broken)(window, usual) else None
     if reference is None and not due:
         return _healed(usual), None
-    minute = _minute(situation, name, window)
+    minute = _minute(window, p99)
     if minute is None:
         return _healed(usual), None
     broken = reference is not None and bool(_what_broke(minute, reference, window)) and _fell(minute, reference)
@@ -145,14 +147,20 @@ def _may_be_broken(window: Window, usual: Usual) -> bool:
     return usual.broken_since is not None or fewer or (errors is not None and errors >= ERROR_RISE)
 
 
-def _minute(situation: Situation, name: str, window: Window) -> Minute | None:
+def _may_have_broken(window: Window, usual: Usual) -> bool:
+    """Whether a minute that is over can be worse than the median: errors have risen, or answers are short beside the longest."""
+    errors, tokens = window.error_ratio, _tokens_per_request(window)
+    most = max((m.tokens_per_request for m in usual.minutes if m.tokens_per_request is not None), default=0.0)
+    return (errors is not None and errors >= ERROR_RISE) or (tokens is not None and tokens < TOKENS_RATIO * most)
+
+
+def _minute(window: Window, p99: Quantile | None) -> Minute | None:
     requests = window.requests
     if requests is None or requests < MIN_REQUESTS:
         return None
-    quantile = window.quantile(SIGNAL, 0.99)
-    if quantile is None or quantile.samples < MIN_REQUESTS:
+    if p99 is None or p99.samples < MIN_REQUESTS:
         return None
-    return Minute(quantile.value, window.error_ratio, _tokens_per_request(window))
+    return Minute(p99.value, window.error_ratio, _tokens_per_request(window))
 
 
 def _tokens_per_request(window: Window) -> float | None:
