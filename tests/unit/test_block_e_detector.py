@@ -249,3 +249,16 @@ def test_who_gave_up_is_judged_by_the_usual_prompt() -> None:
     assert with_prompts([gave_up], told) == [(2.0, 3.0, 300.0, 5.0, 9.0, 1.0)]
     assert with_prompts(told[:1], []) == told[:1]
     assert with_prompts([gave_up], []) == [gave_up]
+
+
+def test_a_fleet_takes_turns_also_after_a_tick_that_took_long() -> None:
+    watched = fleet(*(f"b{number}" for number in range(20)), given=BaselineSet({}, {("m", Form.BUCKETS): BUCKETS}))
+    turns: list[int] = []
+    for after_s in (5.0, 5.0, 30.0, 5.0, 5.0, 5.0, 5.0):
+        before = {name: len(watch.readings) for name, watch in watched.state.buckets.items()}
+        for seen in watched.seen.values():
+            seen.ok += 1
+        watched.look(after_s)
+        turns.append(sum(len(watch.readings) > before.get(name, 0) for name, watch in watched.state.buckets.items()))
+    assert turns[2] == 20, "everybody waited for longer than a block"
+    assert turns[3:] == [10] * 4, "half of them at each tick of half a block's time"

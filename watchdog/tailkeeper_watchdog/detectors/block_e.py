@@ -273,7 +273,8 @@ def _feed_buckets(situation: Situation, memory: Memory) -> None:
         histogram = seen.histograms.get(catalog.TTFT.name) if seen else None
         if seen is None or seen.age_s is None or histogram is None:
             continue
-        watch.fed_at = now
+        # By the time of its turn and not by now: after one long tick the whole fleet would have its turn at once, for ever.
+        watch.fed_at = now - (now - watch.fed_at) % READ_SPACING_S
         load = (seen.value(catalog.RUNNING.name), seen.value(catalog.WAITING.name), seen.value(catalog.GENERATED_TOKENS.name))
         reading = BucketReading(now - seen.age_s, histogram, *load)
         watch.readings.append(reading)

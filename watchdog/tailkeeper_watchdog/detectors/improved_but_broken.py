@@ -93,7 +93,7 @@ def detect(situation: Situation, memory: Memory) -> tuple[Memory, tuple[Symptom,
     p99 = fleet.minute.quantile(SIGNAL, 0.99)
     lines, kept = memory.latest.of(fleet.names, _NEVER), dict(memory.usual)
     symptoms: list[Symptom] = []
-    for place in np.flatnonzero(_may_have_changed(fleet, lines, now)):
+    for place in np.flatnonzero(_may_have_changed(fleet, lines, now)).tolist():
         name = fleet.names[place]
         usual, epoch = kept.get(name) or Usual(), int(fleet.epoch[place])
         if usual.epoch != epoch:
