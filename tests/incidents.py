@@ -16,7 +16,7 @@ import numpy as np
 from tailkeeper_watchdog.attribution.changes import Candidate
 from tailkeeper_watchdog.attribution.hand_down import Given
 from tailkeeper_watchdog.attribution.request_log import RequestLog
-from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank
+from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, compared, rank
 from tailkeeper_watchdog.model import RequestRecord
 
 MIN_RISE = 1.2
@@ -93,7 +93,7 @@ def _draw(fault: str, rng: np.random.Generator) -> Incident:
     log.extend(_requests(ill, int(rng.integers(400, 3_000)), onset, view, rng), onset + 1, 10_000)
     lines, now, peers = _gauges(fault, ill.cpu_factor, rng)
     distractor = (Candidate("action", "weight 1 (slo_guardian, applied)", 400.0, 0.1),) if rng.random() < 0.3 else ()
-    given = Given(signal, log.between(0, onset), log.between(onset, onset + 10), rank(now, lines, peers), distractor)
+    given = Given(signal, log.between(0, onset), log.between(onset, onset + 10), rank(compared(now, lines, peers)), distractor)
     return Incident(fault, view, given, EXPECTED[fault])
 
 

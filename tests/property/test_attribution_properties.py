@@ -16,7 +16,7 @@ from tailkeeper_watchdog.attribution.changes import Candidate
 from tailkeeper_watchdog.attribution.combine import attribute
 from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import ROW, RequestLog
-from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank, stage_rises
+from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, compared, rank, stage_rises
 from tailkeeper_watchdog.attribution.shapley import MAX_PLAYERS, shapley
 from tailkeeper_watchdog.attribution.stages import Staged, stage_shift
 from tailkeeper_watchdog.model import RequestRecord
@@ -57,7 +57,7 @@ def _given(signal: str, before: list[RequestRecord], now: list[RequestRecord], l
         signal,
         log.between(0.0, 2.0),
         log.between(2.0, 4.0),
-        rank(line, many, [usual, usual]),
+        rank(compared(line, many, [usual, usual])),
         (Candidate("deploy", "canary_revision x", 1.0, change),),
         stage_rises(line, many),
     )

@@ -12,7 +12,7 @@ from tailkeeper_watchdog.attribution.changes import MAX_CLAIM, RECENT_S, Change,
 from tailkeeper_watchdog.attribution.combine import attribute
 from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import ROW, RequestLog, Sample
-from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, rank, stage_rises
+from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, compared, rank, stage_rises
 from tailkeeper_watchdog.attribution.segments import Values, alone, segment_shift
 from tailkeeper_watchdog.attribution.shapley import shapley
 from tailkeeper_watchdog.attribution.stages import Staged, own_share, p99, stage_shift
@@ -130,15 +130,15 @@ def _line(**values: float) -> np.ndarray:
 def test_what_is_unusual_against_itself_and_its_pool_is_evidence(
     now: dict[str, float], usual: dict[str, float], peers: dict[str, float], named: bool
 ) -> None:
-    found = rank(_line(**now), np.stack([_line(**usual)] * 10), [_line(**peers)] * 3)
+    found = rank(compared(_line(**now), np.stack([_line(**usual)] * 10), [_line(**peers)] * 3))
     assert [e.name for e in found] == (list(now) if named else [])
     assert all(0 < e.strength <= 1 for e in found)
 
 
 def test_a_change_of_the_whole_pool_counts_half() -> None:
     usual = np.stack([_line(cpu_usage=0.3)] * 10)
-    (mine,) = rank(_line(cpu_usage=0.9), usual, [_line(cpu_usage=0.3)] * 3)
-    (all_of_us,) = rank(_line(cpu_usage=0.9), usual, [_line(cpu_usage=0.9)] * 3)
+    (mine,) = rank(compared(_line(cpu_usage=0.9), usual, [_line(cpu_usage=0.3)] * 3))
+    (all_of_us,) = rank(compared(_line(cpu_usage=0.9), usual, [_line(cpu_usage=0.9)] * 3))
     assert all_of_us.strength == pytest.approx(0.5 * mine.strength / (0.5 + 0.5 * 0.75))
 
 
@@ -201,7 +201,7 @@ def test_without_anything_all_is_unknown() -> None:
 def test_without_records_gauges_and_means_are_told_with_less_confidence() -> None:
     usual = np.stack([_line(gpu_throttled=0.0, queue=0.1, prefill=0.2)] * 10)
     line = _line(gpu_throttled=1.0, queue=0.1, prefill=0.9)
-    given = Given("ttft", resources=rank(line, usual, [usual[0]] * 3), stage_rises=stage_rises(line, usual))
+    given = Given("ttft", resources=rank(compared(line, usual, [usual[0]] * 3)), stage_rises=stage_rises(line, usual))
     found = attribute(given, 1)
     assert given.stage_rises == {"prefill": pytest.approx(0.7)}
     assert (found.shares[0].dimension, found.shares[0].value) == ("resource", "gpu_throttled")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from tailkeeper_watchdog import knob_words
 from tailkeeper_watchdog.model import Backend, DesiredState, Finding, FindingKind, HealthScore, Lease, Verdict
@@ -29,6 +30,8 @@ _NOBODY_HURT = (FindingKind.CONTENDED, FindingKind.ADVICE, FindingKind.COMMON_CA
 NOBODY_OUT = "nothing, on purpose: taking out a backend that is bad would put its load on others that are bad too"
 """What is done about a common cause: it has no backend whose changes could be told."""
 DEFAULT_IMPACT = "They wait longer than before."
+MINUTES_KNOWN = 1_024
+"""Remembered: the last hours' worth."""
 DEGRADED_IMPACT = "They wait longer than the SLO allows, or get errors."
 
 
@@ -107,7 +110,13 @@ def time(unix_s: float) -> str:
 
 
 def _clock(unix_s: float) -> str:
-    return f"{datetime.fromtimestamp(unix_s, UTC):%H:%M} UTC"
+    return _minute(int(round(unix_s, 6) // 60))  # to the microsecond, as a datetime is
+
+
+@lru_cache(maxsize=MINUTES_KNOWN)
+def _minute(number: int) -> str:
+    """In words, so many minutes after the epoch: half of all words of an alert are times, and most alerts share theirs."""
+    return f"{datetime.fromtimestamp(60 * number, UTC):%H:%M} UTC"
 
 
 def since(since_unix_s: float, now_unix_s: float) -> str:

@@ -23,7 +23,7 @@ from tailkeeper_watchdog.attribution.changes import Change
 from tailkeeper_watchdog.attribution.combine import MIN_BASELINE, MOST, Attribution, attribute
 from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
 from tailkeeper_watchdog.attribution.request_log import OK, RequestLog, Sample, joined, rows_per_backend, thinned
-from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, rank, stage_rises, usual_of
+from tailkeeper_watchdog.attribution.resources import ResourceLog, line_of, stage_rises
 from tailkeeper_watchdog.attribution.shapley import Floats
 from tailkeeper_watchdog.attribution.stages import SIGNAL_FIELD
 from tailkeeper_watchdog.findings import Book
@@ -325,10 +325,11 @@ def _given(state: State, incident: Incident, finding: Finding, situation: Situat
     if seen is None:
         return given
     line, others = line_of(seen, situation.windows.get(name)), [line_of(s, situation.windows.get(s.backend)) for s in peers]
+    found = resources.compared(line, incident.usual, others)
     return replace(
         given,
-        resources=rank(line, incident.usual, others),
-        usual=usual_of(line, incident.usual, others),
+        resources=resources.rank(found),
+        usual=resources.as_it_should_be(found),
         stage_rises=stage_rises(line, incident.usual),
     )
 

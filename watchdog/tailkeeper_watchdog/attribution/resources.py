@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 
 import numpy as np
 
@@ -137,41 +137,59 @@ class Evidence:
     strength: float
 
 
-def rank(line: Floats, usual: Floats, peers: Sequence[Floats]) -> tuple[Evidence, ...]:
-    """What is unusual, strongest first. ``usual`` are the backend's lines from before, ``peers`` the pool's others now."""
+Against = tuple[float | None, float | None]
+"""A median, and the robust z of what is now; None where there is too little to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One backend's resources now, against its own past and against its pool."""
+
+    line: Floats
+    own: tuple[Against, ...]
+    pool: tuple[Against, ...]
+
+
+def compared(line: Floats, usual: Floats, peers: Sequence[Floats]) -> Compared:
+    """``usual`` are the backend's lines from before, ``peers`` the pool's others now."""
     others = np.stack(peers) if len(peers) else np.empty((0, line.size))
-    found = [e for i, r in enumerate(RESOURCES) if (e := _evidence(r, line[i], usual[:, i], others[:, i])) is not None]
-    return tuple(sorted(found, key=lambda e: -e.strength))
+    return Compared(
+        line,
+        tuple([_against(resource, line[i], usual[:, i], MIN_LINES) for i, resource in enumerate(RESOURCES)]),
+        tuple([_against(resource, line[i], others[:, i], MIN_PEERS) for i, resource in enumerate(RESOURCES)]),
+    )
 
 
-def usual_of(line: Floats, usual: Floats, peers: Sequence[Floats]) -> tuple[str, ...]:
+def rank(found: Compared) -> tuple[Evidence, ...]:
+    """What is unusual, strongest first."""
+    of_each = zip(RESOURCES, found.line.tolist(), found.own, found.pool, strict=False)
+    evidence = [e for resource, now, own, pool in of_each if (e := _evidence(resource, now, own, pool)) is not None]
+    return tuple(sorted(evidence, key=lambda e: -e.strength))
+
+
+def as_it_should_be(found: Compared) -> tuple[str, ...]:
     """What was compared with its own past or with its pool, and is as it should be."""
-    others = np.stack(peers) if len(peers) else np.empty((0, line.size))
-    found = []
-    for i, resource in enumerate(RESOURCES):
-        known = (_against(resource, line[i], usual[:, i], MIN_LINES)[1], _against(resource, line[i], others[:, i], MIN_PEERS)[1])
-        told = [z for z in known if z is not None and np.isfinite(z)]
+    names = []
+    for resource, own, pool in zip(RESOURCES, found.own, found.pool, strict=True):
+        told = [z for _, z in (own, pool) if z is not None and isfinite(z)]
         if told and max(told) <= USUAL_Z:
-            found.append(resource.name)
-    return tuple(found)
+            names.append(resource.name)
+    return tuple(names)
 
 
-def _evidence(resource: Resource, now: float, usual: Floats, peers: Floats) -> Evidence | None:
-    if not np.isfinite(now):
+def _evidence(resource: Resource, now: float, of_own: Against, of_pool: Against) -> Evidence | None:
+    if not isfinite(now):
         return None
-    own, own_z = _against(resource, now, usual, MIN_LINES)
-    pool, peers_z = _against(resource, now, peers, MIN_PEERS)
+    (own, own_z), (pool, peers_z) = of_own, of_pool
     strength = _strength(own_z, peers_z) * resource.weight
     if resource.name == "gpu_temperature" and now > HOT_CELSIUS:
         strength /= resource.weight
     if strength <= 0:
         return None
-    return Evidence(
-        resource.name, resource.unit, resource.group, resource.stages, float(now), own, pool, own_z, peers_z, strength
-    )
+    return Evidence(resource.name, resource.unit, resource.group, resource.stages, now, own, pool, own_z, peers_z, strength)
 
 
-def _against(resource: Resource, now: float, others: Floats, least: int) -> tuple[float | None, float | None]:
+def _against(resource: Resource, now: float, others: Floats, least: int) -> Against:
     """Median of the others and the robust z of ``now``, positive where it is worse."""
     known = others[np.isfinite(others)]
     if known.size < least:
