@@ -15,6 +15,7 @@ from tailkeeper_watchdog.guards import cap_of
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.model import DRAIN, Knob, KnobValue
 from tailkeeper_watchdog.pending import MAY_COME_S
+from tailkeeper_watchdog.plan import Change, ChangeKind
 from tailkeeper_watchdog.reconcile import Reconciler
 from tests.scenario.slow_gateway import GUARDS, NAMES, Says, SlowGateway, SlowWorld
 
@@ -210,6 +211,22 @@ async def test_a_restart_knows_the_write_in_which_the_process_before_it_died(tmp
     await settled(world)
 
 
+async def test_an_old_write_of_the_same_value_does_not_hide_the_one_in_which_the_process_died(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path / "ledger.db", lambda: None)
+    await world.run(2)
+    await wanting(world, 0.5, 0.5)
+    world.slow.says = Says.DONE
+    (lease,) = world.ledger.leases()
+    world.clock.now += MAY_COME_S
+    change = Change(ChangeKind.APPLY, "b", lease.target, Knob.WEIGHT, 0.5, 1.0, "gate", "slow", lease)
+    dying = LastWish(world.clock, lambda: 6.0)
+    last = Reconciler({"edge": dying}, world.ledger, world.loop.parts.decisions, 60, world.clock.wall)
+    with contextlib.suppress(BaseExceptionGroup):
+        await last.execute((change,), 9, 2.0)
+    after = Reconciler({"edge": world.slow}, world.ledger, world.loop.parts.decisions, 60, world.clock.wall)
+    assert [list(values) for values in after.pending().values()] == [[0.5]]
+
+
 async def test_a_release_without_a_watchdog_says_what_may_still_come(tmp_path: Path) -> None:
     world = SlowWorld(tmp_path / "ledger.db", lambda: 6.0)
     await world.run(2)
@@ -224,6 +241,21 @@ async def test_a_release_without_a_watchdog_says_what_may_still_come(tmp_path: P
         assert (not done.kept, not ledger.leases()) == (is_over, is_over)
         assert world.is_as_it_was("b")
     assert world.slow.is_idle
+
+
+async def test_releases_without_a_watchdog_wait_only_once_for_the_write_in_which_it_died(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path / "ledger.db", lambda: None)
+    wall = world.clock.wall
+    (target,) = next(backend.targets for backend in world.loop.fleet.backends if backend.name == "b")
+    world.ledger.intend("b", target, Knob.WEIGHT, "gate", 1.0, 0.5, "slow", wall(), wall() + 300)
+    world.slow.set_by_hand("b", Knob.WEIGHT, 0.8)
+    for left in (1, 0):
+        ledger = Ledger(tmp_path / "ledger.db")
+        alone = Reconciler({"edge": world.slow}, ledger, DecisionLog(ledger, wall), 60, wall)
+        await alone.release(ledger.leases(), 0, "by hand", 2.0)
+        assert len(ledger.leases()) == left
+        world.clock.now += MAY_COME_S
+    assert world.weight("b") == 0.8
 
 
 async def test_a_foreign_value_is_left_alone_once_nothing_of_ours_can_come(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_what_was_told_stays_as_it_was() -> None:
         (EMPTY, CONFIRMED, {}),
         (pending_of(0.7), CONFIRMED, {PLACE: [0.7]}),
         (pending_of(0.7, 0.5), LEASE, {PLACE: [0.7, 0.5]}),
+        (pending_of(0.7), LEASE, {PLACE: [0.7, 0.5]}),  # it died in another write than the one that was pending
+        ({PLACE: {0.7: 999.0}}, LEASE, {PLACE: [0.5]}),
         ({PLACE: {0.5: 999.0}}, LEASE, {}),  # it had ended before, and has been waited for
     ],
 )

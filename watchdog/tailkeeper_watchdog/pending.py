@@ -31,7 +31,7 @@ class PendingWrites:
         self._wall = wall
         self._until: dict[Place, dict[KnobValue, float]] = {place: dict(values) for place, values in noted.items()}
         for lease in leases:
-            if not lease.confirmed and lease.place not in noted:
+            if not lease.confirmed and lease.written not in noted.get(lease.place, EMPTY):
                 self.note(lease.place, lease.written)
 
     def note(self, place: Place, value: KnobValue) -> None:

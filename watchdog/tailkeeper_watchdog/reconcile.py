@@ -174,6 +174,8 @@ class Reconciler:
 
         With ``leader`` everything is done, however long it takes, as long as it says, asked again and again, that we lead.
         """
+        if changes:  # what is over must not stand in the ledger for the write in which this process may die
+            self._note_pending()
         run = _Run(self._actuators, self._ledger, self._log, self._lease_s, self._wall, self._pending, tick, deadline_s, leader)
         by_gateway: dict[str, list[Change]] = {}
         late = {id(c) for c in [c for c in changes if c.kind in CALLS][MAX_CHANGES_PER_TICK:]} if leader is None else set()
@@ -212,6 +214,7 @@ class Reconciler:
         report, pending = await self.read(as_backends(leases), deadline_s), self.pending()
         arrived = arrivals(leases, report.servers, pending)
         found = [arrived.get(lease.id, lease) for lease in leases]
+        self._note_pending()  # else each release anew would wait for the same write
         changes, kept = give_back(found, report.reach, why, self._wall(), pending)
         executed = await self.execute(changes, tick, deadline_s, leader)
         return replace(executed, kept=(*kept, *executed.kept))
