@@ -452,4 +452,4 @@ async def churn(db: Path, ticks: int) -> None:
     }
     assert {name: size for name, size in sizes.items() if size > 6} == {}
     assert world.ledger.decisions(limit=1), "something was done in the meantime"
-    assert len(world.ledger._run("SELECT * FROM attempts").fetchall()) <= 200, "those of the last hour"
+    assert len(world.ledger._run("SELECT * FROM attempts")) <= 200, "those of the last hour"

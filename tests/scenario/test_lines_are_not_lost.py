@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ async def test_a_full_disk_loses_no_line_of_what_goes_on(tmp_path: Path, monkeyp
     world.sick["b"].state = State.HUNG
     run = world.ledger._run
 
-    def full(sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    def full(sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if sql.startswith(statement):
             raise LedgerError("database or disk is full")
         return run(sql, values)

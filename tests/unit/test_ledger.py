@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +102,7 @@ def test_attempts_of_names_that_come_and_go_are_not_kept_for_ever(path: Path) ->
     ledger = Ledger(path)
     for number in range(100):
         ledger.count_attempt(f"pod-{number}", number * ATTEMPT_MEMORY_S / 2)
-    assert ledger._run("SELECT count(*) FROM attempts").fetchone() == (2,)
+    assert ledger._run("SELECT count(*) FROM attempts") == [(2,)]
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
@@ -186,6 +188,19 @@ def test_leases_in_force_are_found_without_reading_those_that_ended(path: Path) 
     (select,) = [told for told in statements if told.startswith("SELECT")]
     (plan,) = ledger._db.execute(f"EXPLAIN QUERY PLAN {select}").fetchall()[:1]
     assert "one_lease_in_force" in plan[3], "ended leases are kept by the hundred thousand"
+
+
+def test_a_disk_that_is_full_when_the_intent_is_committed_is_said_as_any_other_trouble(path: Path) -> None:
+    ledger = Ledger(path)
+    kept = ledger.intend("a", replace(B, server="llm/a"), Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
+    usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name("ledger.db-wal").stat().st_size, most))
+    try:
+        with pytest.raises(LedgerError, match=r"ledger\.db: "):
+            ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
+    assert ledger.leases() == Ledger(path).leases() == (kept,)
 
 
 def test_leases_are_read_again_only_where_somebody_else_wrote(path: Path) -> None:

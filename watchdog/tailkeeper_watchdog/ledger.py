@@ -79,7 +79,6 @@ class Ledger:
         self._held_as_of = -1
         """SQLite's ``data_version`` when they were read: another one says that somebody else has written since."""
         try:
-            # SQLite itself serialises the calls.
             self._db = sqlite3.connect(self._path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -95,19 +94,21 @@ class Ledger:
         elif int(found) > SCHEMA_VERSION:
             raise LedgerError(f"{self._path}: written by a newer version (schema {found}, known {SCHEMA_VERSION}); upgrade")
         elif int(found) < SCHEMA_VERSION:
-            if "before" not in {row[1] for row in self._run("PRAGMA table_info(leases)").fetchall()}:
+            if "before" not in {row[1] for row in self._run("PRAGMA table_info(leases)")}:
                 self._run("ALTER TABLE leases ADD COLUMN before TEXT")
             self.set_meta("schema_version", str(SCHEMA_VERSION))
 
     def close(self) -> None:
         self._db.close()
 
-    def _run(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        try:
-            return self._db.execute(sql, values)
-        except sqlite3.Error as error:
-            self._held = None
-            raise LedgerError(f"{self._path}: {error}") from error
+    def _run(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """The whole answer, fetched here: SQLite commits, and finds that it cannot, only with the last row of it."""
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                self._held = None
+                raise LedgerError(f"{self._path}: {error}") from error
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -146,14 +147,14 @@ class Ledger:
         ``before`` is what is in force now, the prior value unless given.
         """
         with self._lock:
-            row = self._run(
+            (row,) = self._run(
                 _INTEND,
                 (
                     backend, target.gateway, target.server, target.pool, knob.value, policy,
                     json.dumps(prior), json.dumps(value), reason, now, expires,
                     json.dumps(prior if before is None else before),
                 ),
-            ).fetchone()  # fmt: skip
+            )  # fmt: skip
             lease = _lease(row, target)
             if self._held is not None:
                 self._held[lease.id] = lease
@@ -197,7 +198,7 @@ class Ledger:
     def leases(self) -> tuple[Lease, ...]:
         """Leases in force or intended, oldest first. From the file only where somebody else has written in it since."""
         with self._lock:
-            version = int(self._run("PRAGMA data_version").fetchone()[0])
+            version = self._run("PRAGMA data_version")[0][0]
             held = self._held
             if held is None or version != self._held_as_of:
                 held = self._held = self._read_leases(held or {})
@@ -205,7 +206,7 @@ class Ledger:
             return tuple(held.values())
 
     def _read_leases(self, before: Mapping[int, Lease]) -> dict[int, Lease]:
-        rows = self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL").fetchall()
+        rows = self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL")
         rows.sort(key=itemgetter(0))  # thousands of wide rows: quicker here than in SQLite
         return {row[0]: _lease(row, before[row[0]].target if row[0] in before else None) for row in rows}
 
@@ -216,9 +217,9 @@ class Ledger:
         verdict: Outcome, reason: str, lease_expires: float | None = None,
     ) -> Decision:  # fmt: skip
         """Append one line to the decision log."""
-        cursor = self._run(
+        ((number,),) = self._run(
             "INSERT INTO decisions (time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)"
-            " VALUES (?,?,?,?,?,?,?,?,?,?)",
+            " VALUES (?,?,?,?,?,?,?,?,?,?) RETURNING id",
             (
                 time,
                 tick,
@@ -233,9 +234,7 @@ class Ledger:
             ),
         )
         self._prune()
-        return Decision(
-            int(cursor.lastrowid or 0), time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires
-        )
+        return Decision(number, time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)
 
     def _prune(self) -> None:
         self._since_prune += 1
@@ -249,7 +248,7 @@ class Ledger:
         rows = self._run(
             "SELECT * FROM decisions WHERE (?1 IS NULL OR backend = ?1) AND (?2 IS NULL OR time >= ?2) ORDER BY id DESC LIMIT ?3",
             (backend, since, limit),
-        ).fetchall()
+        )
         return tuple(_decision(row) for row in rows)
 
     # Weights of the HScore
@@ -264,7 +263,7 @@ class Ledger:
 
     def weights_changes(self, limit: int) -> tuple[WeightsChange, ...]:
         """Newest first."""
-        rows = self._run("SELECT time, by, before, after FROM weights ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
+        rows = self._run("SELECT time, by, before, after FROM weights ORDER BY id DESC LIMIT ?", (limit,))
         return tuple(WeightsChange(time, by, json.loads(before), json.loads(after)) for time, by, before, after in rows)
 
     # Attempts
@@ -278,7 +277,7 @@ class Ledger:
         return count
 
     def attempts(self, now: float) -> dict[str, int]:
-        rows = self._run("SELECT backend, count FROM attempts WHERE last > ?", (now - ATTEMPT_MEMORY_S,)).fetchall()
+        rows = self._run("SELECT backend, count FROM attempts WHERE last > ?", (now - ATTEMPT_MEMORY_S,))
         return {str(name): int(count) for name, count in rows}
 
     def forget_attempts(self, backends: Iterable[str]) -> None:
@@ -300,8 +299,8 @@ class Ledger:
     # Small facts that must survive a restart: paused, holds
 
     def get_meta(self, key: str) -> str | None:
-        row = self._run("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._run("SELECT value FROM meta WHERE key=?", (key,))
+        return str(rows[0][0]) if rows else None
 
     def set_meta(self, key: str, value: str | None) -> None:
         if value is None:
