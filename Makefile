@@ -67,13 +67,8 @@ soak: $(READY) ## Ten thousand scrapes of an exporter over ten backends: small a
 compose-check: ## Bring up docker-compose.yml, break a backend, see the alert and the weight, take it down.
 	@bash tools/compose-check.sh
 
-bench: $(READY) ## The project's own benchmarks, as JSON.
-	@$(BIN)/tailkeeper bench exporter
-	@$(BIN)/tailkeeper bench tick --backends 1000
-	@$(BIN)/tailkeeper bench p99
-	@$(BIN)/tailkeeper bench loop
-	@$(BIN)/tailkeeper bench tap
-	@$(BIN)/tailkeeper bench drift --json
+bench: $(READY) ## The benchmarks, one after the other, into docs/results/ and the pages' tables; ARGS=NAME for some. Under 20 minutes.
+	@$(BIN)/python -m tools.results.bench $(ARGS)
 
 release-check: ## Build, check, install and run what would be published, into dist/ with its SBOM. Two to five minutes; publishes nothing.
 	@$(PYTHON) tools/release_check.py $(ARGS)
