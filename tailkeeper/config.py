@@ -193,16 +193,24 @@ def load(path: Path) -> Config:
     problems = [*_not_yet(config), *_defaults_for_found(config)]
     problems += [f"{where}: {why}" for where, file in _files(config) if (why := _unreadable(file)) is not None]
     problems += credential_checks.problems(credential_places(config))
-    folder = config.watchdog.state.resolve().parent
-    if not folder.is_dir():
-        problems.append(f"watchdog.state: the folder {folder} does not exist; create it, or name another state file")
+    problems += _no_folder("watchdog.state", config.watchdog.state, "name another state file")
     problems += _removed_files(config)
     records = config.watchdog.records
-    if records.enabled and records.path is not None and not records.path.resolve().parent.is_dir():
-        problems.append(f"watchdog.records.path: the folder {records.path.resolve().parent} does not exist; create it")
+    if records.enabled and records.path is not None:
+        problems += _no_folder("watchdog.records.path", records.path, "name another file")
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _no_folder(key: str, file: Path, otherwise: str) -> list[str]:
+    """What is the matter with the folder of a file that is to be written; ``otherwise`` is what else may be done."""
+    folder = file.resolve().parent
+    try:
+        return [] if folder.is_dir() else [f"{key}: the folder {folder} does not exist; create it, or {otherwise}"]
+    except OSError as error:  # a folder on the way that may not be entered, or a name that is none
+        why = error.strerror or error
+        return [f"{key}: the folder {folder} cannot be looked at ({why}); let the user who runs this into it, or {otherwise}"]
 
 
 def _removed_files(config: Config) -> Iterator[str]:
@@ -211,8 +219,7 @@ def _removed_files(config: Config) -> Iterator[str]:
     for index, gateway in enumerate(config.gateways):
         if isinstance(gateway, RouterGateway) and gateway.removed_file is not None:
             file = gateway.removed_file.resolve()
-            if not file.parent.is_dir():
-                yield f"gateways.{index}.removed_file: the folder {file.parent} does not exist; create it, or leave the key out"
+            yield from _no_folder(f"gateways.{index}.removed_file", file, "leave the key out")
             if taken.setdefault(file, index) != index:
                 yield f"gateways.{index}.removed_file: {file} is that of gateways.{taken[file]} too; each needs one of its own"
 

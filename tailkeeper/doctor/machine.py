@@ -53,7 +53,8 @@ def of_state(config: Config) -> Findings:
 
 
 def _writable(file: Path, key: str) -> Findings:
-    blocked = file if file.exists() and not may(file, os.R_OK | os.W_OK) else None
+    # Path.exists would raise where the folder may not be entered, which is what is to be told here.
+    blocked = file if may(file, os.F_OK) and not may(file, os.R_OK | os.W_OK) else None
     if blocked is None and not may(file.parent, os.W_OK | os.X_OK):
         blocked = file.parent  # SQLite puts its journal beside the file
     if blocked is None:

@@ -6,6 +6,7 @@ Asks a Prometheus, where one is named, and this machine; writes one new file and
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,10 +46,12 @@ class Wanted:
     @classmethod
     def of(cls, prometheus: str | None, out: Path) -> Wanted:
         """Raises InitError: what is wrong is said before anybody is asked anything."""
-        if out.exists() or out.is_symlink():
+        # os.path answers False where the system does not tell, as for a folder that may not be entered.
+        if os.path.lexists(out):
             raise InitError(USAGE, f"--out: {out} exists, and is left as it is; name another file, or move that one away")
-        if not out.resolve().parent.is_dir():
-            raise InitError(USAGE, f"--out: the folder {out.resolve().parent} does not exist; create it, or name another file")
+        folder = out.resolve().parent
+        if not os.path.isdir(folder):
+            raise InitError(USAGE, f"--out: the folder {folder} does not exist or may not be entered; name another file")
         try:
             return cls(check_url(prometheus), out)
         except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import time
@@ -446,6 +447,20 @@ async def test_a_full_disk_and_a_state_that_cannot_be_written_are_told(fleet: Fl
     found = await fleet.found()
     assert found[Mistake.STATE_NOT_WRITABLE].where == "watchdog.state"
     assert found[Mistake.DISK_FULL].severity is Severity.WRONG
+
+
+async def test_a_state_in_a_folder_that_we_may_not_enter_is_told_as_such(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, looked_at = Path(fleet.document["watchdog"]["state"]), Path.stat
+
+    def stat(path: Path, **more: Any) -> os.stat_result:
+        if path == state:
+            raise PermissionError(13, "Permission denied")
+        return looked_at(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr("tailkeeper.doctor.machine.may", lambda path, mode: False)
+    finding = (await fleet.found())[Mistake.STATE_NOT_WRITABLE]
+    assert (finding.where, str(state.parent) in finding.what) == ("watchdog.state", True)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_a_link_that_leads_nowhere_counts_as_there(tmp_path: Path) -> None:
         (["--prometheus", "prometheus:9090"], 2, "--prometheus: must be an http:// or https:// URL"),
         (["--prometheus", "http://me:secret@p:9090"], 2, "must carry no user and password"),
         (["--out", "/nowhere/at/all.yaml"], 2, "the folder /nowhere/at does not exist"),
+        (["--out", f"/{'x' * 300}/all.yaml"], 2, "does not exist or may not be entered"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_done(

@@ -291,6 +291,18 @@ def test_the_token_of_the_files_own_exporter_goes_to_no_address_that_is_named(ch
 ROUTER = {"name": "edge/1", "kind": "sglang_router", "url": "http://127.0.0.1:30000"}
 
 
+@pytest.mark.parametrize("key", ["state", "records"])
+def test_a_folder_that_the_system_does_not_let_us_look_at_is_told_like_one_that_is_not_there(tmp_path: Path, key: str) -> None:
+    file, nowhere = tmp_path / "t.yaml", str(tmp_path / ("x" * 300) / "t.db")  # no name can be that long
+    good = {"state": str(tmp_path / "t.db")}
+    file.write_text(yaml.safe_dump({"watchdog": {**good, **({key: nowhere} if key == "state" else {key: {"path": nowhere}})}}))
+    with pytest.raises(ConfigError) as raised:
+        load(file)
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"watchdog.{key}")
+    assert "cannot be looked at" in problem
+
+
 @pytest.mark.parametrize("kind", ["sglang_router", "vllm_router"])
 def test_a_router_notes_the_workers_that_are_taken_out_beside_the_state(kind: str) -> None:
     document = {"gateways": [{**ROUTER, "kind": kind}], "watchdog": {"state": "/var/lib/tk/fleet.db"}}
