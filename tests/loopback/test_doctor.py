@@ -390,6 +390,48 @@ async def test_rules_that_are_not_loaded_or_fail_are_told(fleet: Fleet, rules: l
         assert set(await fleet.found()) == mistakes
 
 
+def prometheus(told: list[dict[str, str]], targets: list[dict[str, Any]]) -> Handler:
+    """One that scrapes ``targets``, with these series of our exporter and all rules loaded."""
+
+    async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        rows = [{"metric": labels, "value": [0, "1"]} for labels in told if "llm_backend_up" in seen.path]
+        clock = {"resultType": "scalar", "result": [0, str(time.time())]}
+        answers = {
+            "/api/v1/query": clock if "time%28%29" in seen.path else {"resultType": "vector", "result": rows},
+            "/api/v1/rules": {"groups": [{"rules": [{"name": "TelemetryLost", "type": "alerting", "health": "ok"}]}]},
+            "/api/v1/targets": {"activeTargets": targets},
+        }
+        data = answers.get(seen.path.partition("?")[0])
+        await (reply(404) if data is None else reply(200, {"status": "success", "data": data}))(seen, writer)
+
+    return serve
+
+
+@pytest.mark.parametrize(("interval", "mistakes"), [("15s", set()), ("1m", {Mistake.STALE_LIMIT_TOO_SMALL})])
+async def test_an_exporter_that_is_scraped_too_rarely_is_told_by_whatever_name_prometheus_has_for_it(
+    fleet: Fleet, interval: str, mistakes: set[Mistake]
+) -> None:
+    target = {
+        "labels": {"instance": "exporter:9400", "job": "tailkeeper-exporter"},
+        "scrapeUrl": "http://exporter:9400/metrics",
+        "health": "up",
+        "scrapeInterval": interval,
+    }
+    fleet.document["exporter"]["listen"] = "0.0.0.0:9400"
+    async with serving_raw(prometheus([{"backend": "a", "instance": "exporter:9400"}], [target])) as server:
+        fleet.document["watchdog"]["source"] = {"kind": "prometheus", "url": server.url, "interval_s": 15}
+        assert set(await fleet.found()) == mistakes
+
+
+async def test_a_job_that_is_to_be_added_names_no_address_at_which_nobody_can_be_asked(fleet: Fleet) -> None:
+    fleet.document["exporter"]["listen"] = "0.0.0.0:9444"
+    async with serving_raw(prometheus([], [])) as server:
+        fleet.document["watchdog"]["source"] = {"kind": "prometheus", "url": server.url}
+        finding = (await fleet.found())[Mistake.PROMETHEUS_NOT_SCRAPING]
+    assert '"HOST:9444"' in finding.do
+    assert "as Prometheus reaches it" in finding.do
+
+
 async def test_a_prometheus_that_is_not_there_or_is_none_is_told(fleet: Fleet) -> None:
     async with serving_raw(HTML) as server:
         for url in (server.url, f"http://127.0.0.1:{free_port()}"):
