@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tailkeeper.asking import Answer, Asker, AskError, Trouble
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
-from tailkeeper.doctor.sentences import skewed, unreachable
+from tailkeeper.doctor.sentences import BAD_FILE, skewed, unreachable
 from tailkeeper.init.pages import MetricsHere, metrics_of
 from tailkeeper_exporter.clients import Clients, CredentialError, credentials
 from tailkeeper_exporter.engines import Engine, engine_named
@@ -61,13 +61,12 @@ async def check_backend(place: Place, clients: Clients) -> Findings:
     try:
         headers = credentials(backend)
     except CredentialError as error:
-        do = "put the key into that file, on one line, readable for whoever runs this"
-        return [place.finding(Mistake.TOKEN_MISSING, place.auth, str(error), do)]
+        return [place.finding(Mistake.TOKEN_MISSING, place.auth, str(error), BAD_FILE)]
     try:
         async with Asker(backend.url, backend.auth, clients, headers, (backend.metrics_url or "",)) as asker:
             return await _asked(place, engine, asker)
     except AskError as error:
-        return [unreachable(error, Mistake.BACKEND_UNREACHABLE, f"{place.path}.url", backend.url, "the engine", place.auth)]
+        return [_gone(place, error, f"{place.path}.url", backend.url)]
 
 
 async def _asked(place: Place, engine: Engine, asker: Asker) -> Findings:

@@ -7,6 +7,7 @@ from tailkeeper.doctor.findings import Finding, Mistake, Severity
 
 MAX_SKEW_S = 2.0
 """A `Date` header counts whole seconds, and NTP keeps clocks within milliseconds: more than this is no measuring error."""
+BAD_FILE = "make that file what its key says, readable for whoever runs this: a token alone on one line, certificates as PEM"
 
 
 def unreachable(error: AskError, mistake: Mistake, key: str, url: str, who: str, auth: str, backend: str = "") -> Finding:
@@ -14,7 +15,7 @@ def unreachable(error: AskError, mistake: Mistake, key: str, url: str, who: str,
     what = f"{url} {error}"
     match error.trouble:
         case Trouble.CREDENTIAL:
-            return Finding(Mistake.TOKEN_MISSING, auth, what, "put the credential into that file, on one line", backend=backend)
+            return Finding(Mistake.TOKEN_MISSING, auth, what, BAD_FILE, backend=backend)
         case Trouble.DENIED:
             do = f"put a token that {who} accepts into a file, and name it in {auth}"
             return Finding(Mistake.TOKEN_MISSING, auth, what, do, backend=backend)

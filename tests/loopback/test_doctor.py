@@ -235,6 +235,16 @@ async def test_a_key_file_that_holds_no_key_is_told_without_its_content(fleet: F
     assert "secret" not in f"{finding}"
 
 
+async def test_an_authority_that_is_no_certificate_is_told_as_such_at_its_backend(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("not a certificate")
+    fleet.backend["url"] = fleet.backend["url"].replace("http:", "https:")
+    fleet.backend["auth"] = {"ca_file": str(tmp_path / "ca.pem")}
+    finding = (await fleet.found())[Mistake.TOKEN_MISSING]
+    assert (finding.backend, finding.where) == ("a", "backends.0.auth")
+    assert str(tmp_path / "ca.pem") in finding.what
+    assert "as PEM" in finding.do
+
+
 async def test_a_clock_that_is_a_minute_behind_is_told(fleet: Fleet) -> None:
     async def late(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await reply(200, "", f"date: {formatdate(time.time() - 60, usegmt=True)}")(seen, writer)
