@@ -208,7 +208,7 @@ async def test_a_certificate_that_is_not_trusted_is_told_and_trusted_where_its_a
         fleet.backend["url"] = f"https://localhost:{server.sockets[0].getsockname()[1]}"
         fleet.backend["probe"] = {"enabled": False}
         finding = (await fleet.found())[Mistake.TLS_FAILED]
-        assert "not trusted" in finding.what
+        assert "of no authority that is trusted here" in finding.what
         assert "backends.0.auth.ca_file" in finding.do
         fleet.backend["auth"] = {"ca_file": str(TLS / "localhost.pem")}
         assert Mistake.TLS_FAILED not in await fleet.found()
