@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailkeeper.asking import AskError
 from tailkeeper.init.found import Discovered, EngineHere, GatewayHere, GpusHere
 from tailkeeper.prometheus_api import PrometheusApi, Row
+from tailkeeper_exporter.catalog import SCRAPE_SUCCESS
 from tailkeeper_exporter.discovery.base import DiscoveryError, Found
 from tailkeeper_exporter.discovery.prometheus import PrometheusLister
+from tailkeeper_exporter.gpu.dcgm_page import GPU_UTIL
 from tailkeeper_exporter.settings import Auth, PrometheusDiscovery, check_url
 
 DEADLINE_S = 10.0
 MAX_NAMED = 20
 """Servers of a gateway that are named in the file; a person reads them."""
-DCGM = "DCGM_FI_DEV_GPU_UTIL"
-OWN = "tailkeeper_exporter_scrape_success"
 
 Say = Callable[[str], None]
 
@@ -72,8 +71,8 @@ async def look(url: str, say: Say) -> Discovered:
         listing = await _engines(url)
         say(f"asking {url}: gateways, GPUs, exporters of ours, Alertmanager, scrape intervals")
         gateways = [found for sign in SIGNS for found in gateways_in(sign, await api.query(query_of(sign)))]
-        dcgm = _pages(await api.query(f"count by (instance) ({DCGM})"))
-        ours = _pages(await api.query(f"count by (instance) ({OWN})"))
+        dcgm = _pages(await api.query(f"count by (instance) ({GPU_UTIL})"))
+        ours = _pages(await api.query(f"count by (instance) ({SCRAPE_SUCCESS.name})"))
         managers = await api.alertmanagers()
         interval_s = await _interval(api, {engine.found.name for engine in listing[0]})
     return Discovered(
@@ -149,10 +148,7 @@ def _missing(engines: Iterable[EngineHere], gateways: object, dcgm: object, mana
     looked = (
         (engines, "engines: no target of that Prometheus has an engine's metrics"),
         (gateways, "gateways: no metrics of HAProxy, Envoy, Traefik, an LLM router or LiteLLM there"),
-        (dcgm, f"GPUs in Prometheus: no {DCGM}, so no DCGM exporter is scraped"),
+        (dcgm, f"GPUs in Prometheus: no {GPU_UTIL}, so no DCGM exporter is scraped"),
         (managers, "Alertmanager: that Prometheus names none"),
     )
     return [sentence for found, sentence in looked if not found]
-
-
-__all__ = ["AskError", "look"]
