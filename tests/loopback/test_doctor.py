@@ -531,6 +531,15 @@ async def test_a_watchdog_that_runs_may_be_paused_or_be_somebody_else(
         assert set(await fleet.found()) == mistakes
 
 
+async def test_a_silent_watchdog_is_not_taken_for_another_program(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailkeeper.doctor.machine.ASK_S", 0.2)
+    async with serving_raw(silence) as server:
+        fleet.document["watchdog"]["listen"] = server.url.removeprefix("http://")
+        found = await fleet.found()
+    assert set(found) == {Mistake.NOT_CHECKED}
+    assert "does not answer within 0.2 s" in found[Mistake.NOT_CHECKED].what
+
+
 async def test_gpus_that_are_named_and_not_there_are_told(fleet: Fleet, tmp_path: Path) -> None:
     file = tmp_path / "gpus.json"
     file.write_text(json.dumps({"driver": "550", "gpus": [{"index": 0, "uuid": "GPU-1", "name": "H200"}]}))
