@@ -173,6 +173,15 @@ async def test_a_probe_that_brings_no_token_is_told(fleet: Fleet, case: str) -> 
     assert (found[mistake].severity is Severity.WARNING) == (case == "full")
 
 
+async def test_an_engine_without_any_page_is_judged_by_its_token(fleet: Fleet) -> None:
+    """As Ollama and others that only have `/v1`; `init` writes them as generic."""
+    fleet.engine.health = fleet.engine.metrics = reply(404)
+    fleet.backend["engine"] = "generic"
+    assert await fleet.found() == {}
+    fleet.backend["probe"] = {"enabled": False}
+    assert set(await fleet.found()) == {Mistake.NOT_AN_ENGINE}
+
+
 async def test_an_engine_whose_probe_is_off_is_not_asked_for_a_token(fleet: Fleet) -> None:
     fleet.engine.probe = reply(500)
     fleet.backend["probe"] = {"enabled": False}
