@@ -19,6 +19,7 @@ import typer
 from tailkeeper import __version__, credential_checks
 from tailkeeper.cli_bench import bench
 from tailkeeper.config import Config, ConfigError, credential_places, effective, load, weights_in
+from tailkeeper.counted import plural
 from tailkeeper.ending import FAILED, USAGE, fail, need
 from tailkeeper.logs import LogFormat, set_up
 from tailkeeper.watchdog_process import watchdog_of
@@ -144,18 +145,29 @@ def up(config: ConfigFile, log_format: Format = None) -> None:
 
 
 @app.command("check-config")
-def check_config(config: ConfigFile) -> None:
-    """Validate the file; print what each policy can do at each backend, and what each discovery finds now."""
-    from tailkeeper.support import found_now, support_table
+def check_config(
+    config: ConfigFile,
+    every: Annotated[bool, typer.Option("--all", help="A line for each backend, also where the same is true of many.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+) -> None:
+    """Validate the file; print what each policy can do at which backends, and what each discovery finds now."""
+    from tailkeeper.support import found_now, policies, support_table
 
     loaded = _load(config)
     _check_baselines(loaded.watchdog.baselines)
     for warning in credential_checks.warnings(credential_places(loaded)):
         typer.echo(f"tailkeeper: warning: {warning}", err=True)
-    typer.echo(support_table(loaded, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None))
-    for line in found_now(loaded):
+    table, found = policies(loaded), found_now(loaded)
+    backends, gateways = len(loaded.backends), len(loaded.gateways)
+    if as_json:
+        document = {"file": str(config), "backends": backends, "gateways": gateways, "policies": table, "discovery": found}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+    typer.echo(support_table(table, width, every=every))
+    for line in found:
         typer.echo(line)
-    typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")
+    typer.echo(f"{config}: good, {plural(backends, 'backend')}, {plural(gateways, 'gateway')}")
 
 
 def _check_baselines(path: Path | None) -> None:
@@ -209,7 +221,7 @@ def generate(
         return
     write(rendered, base)
     keep_or_write_default(base)
-    typer.echo(f"{len(rendered)} files written under {base}")
+    typer.echo(f"{plural(len(rendered), 'file')} written under {base}")
 
 
 def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str]:

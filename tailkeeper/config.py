@@ -166,7 +166,7 @@ def _not_yet(config: Config) -> Iterator[str]:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
 
 
-def _example(config: Config) -> WatchedBackend:
+def example(config: Config) -> WatchedBackend:
     """A backend as discovery might find one, with all that a source can say. Raises ValueError where ``defaults`` is wrong."""
     from tailkeeper_exporter.discovery import Found
 
@@ -182,7 +182,7 @@ def _example(config: Config) -> WatchedBackend:
 def _defaults_for_found(config: Config) -> Iterator[str]:
     """What would be wrong with every backend that is found: better said now than once for each."""
     try:
-        _ = _example(config) if config.discovery else None
+        _ = example(config) if config.discovery else None
     except ValueError as error:
         yield f"defaults: {error}"
 
@@ -383,10 +383,10 @@ def _discovery_files(config: Config) -> Iterator[tuple[str, Path]]:
 
 def credential_places(config: Config) -> tuple[credential_checks.Place, ...]:
     """Where the configuration holds credentials."""
-    example = None
+    found = None
     with contextlib.suppress(ValueError):  # then `defaults` is wrong, which is said elsewhere
-        example = _example(config) if config.discovery else None
-    return tuple(credential_checks.places(config, example))
+        found = example(config) if config.discovery else None
+    return tuple(credential_checks.places(config, found))
 
 
 def _unreadable(file: Path) -> str | None:

@@ -347,9 +347,10 @@ def test_check_config_says_what_a_tap_can_do(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
 
     assert result.exit_code == 0, result.output
-    (row,) = [line for line in result.output.splitlines() if line.startswith("gpu_health_gate")]
-    assert "enforced" in row
-    assert "nobody to send its traffic to" in row
+    lines = result.output.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("gpu_health_gate")]
+    assert "enforced" in lines[at]
+    assert any("not enforceable" in line and "nobody to send its traffic to" in line for line in lines[at + 1 : at + 3])
 
 
 SECRET_URL = "http://user:hunter2@127.0.0.1:1"
