@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailkeeper import __version__, credential_checks
+from tailkeeper import __version__, auth_options, credential_checks
 from tailkeeper.cli_bench import bench
 from tailkeeper.config import Config, ConfigError, credential_places, effective, load, weights_in
 from tailkeeper.counted import plural
@@ -40,6 +40,7 @@ app = typer.Typer(
 
 ConfigFile = Annotated[Path, typer.Option("-c", "--config", help="The configuration file (YAML).")]
 Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Instead of the configured address.")]
+PrometheusAuth = Annotated[list[str] | None, typer.Option("--auth", metavar="KEY=FILE", help=auth_options.HELP)]
 Format = Annotated[LogFormat | None, typer.Option("--log-format", help="Default: text on a terminal, else json.")]
 
 
@@ -235,13 +236,14 @@ def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str
 @app.command()
 def init(
     prometheus: Annotated[str | None, typer.Option(metavar="URL", help="Ask this Prometheus what it scrapes, too.")] = None,
+    auth: PrometheusAuth = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write; it must not exist.")] = Path("tailkeeper.yaml"),
 ) -> None:
     """Find engines and gateways here and in a Prometheus, and write a commented configuration in observe mode."""
     from tailkeeper.init import InitError, Wanted, run
 
     try:
-        lines = run(Wanted.of(prometheus, out), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
+        lines = run(Wanted.of(prometheus, out, auth or ()), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
     except InitError as error:
         fail(error.code, str(error))
     for line in lines:
@@ -252,16 +254,18 @@ def init(
 def doctor(
     config: ConfigFile,
     prometheus: Annotated[str | None, typer.Option(metavar="URL", help="Check this Prometheus, too.")] = None,
+    auth: PrometheusAuth = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: every check and every finding.")] = False,
 ) -> None:
     """Check every connection of the file, end to end, and say what to do. Changes nothing. Exit 1 where something is wrong."""
-    from tailkeeper.doctor.command import ProgressLine, run
+    from tailkeeper.doctor.command import ProgressLine, run, server_of
 
     loaded = _load(config)
     try:
-        said, wrong = run(loaded, str(config), prometheus, as_json, ProgressLine(sys.stderr))
+        also = server_of(prometheus, auth or ())
     except ValueError as error:
-        fail(USAGE, f"--prometheus: {error} (given: {prometheus!r})")
+        fail(USAGE, str(error))
+    said, wrong = run(loaded, str(config), also, as_json, ProgressLine(sys.stderr))
     typer.echo(said)
     raise typer.Exit(FAILED if wrong else 0)
 
@@ -319,6 +323,7 @@ def replay(
     config: Annotated[Path | None, typer.Option("-c", "--config", help="Decide by this file.")] = None,
     records: Annotated[Path | None, typer.Option("--records", metavar="FILE", help="Ticks that a watchdog recorded.")] = None,
     prometheus: Annotated[str | None, typer.Option("--prometheus", metavar="URL", help="Ask this server.")] = None,
+    auth: PrometheusAuth = None,
     start: Annotated[str | None, typer.Option("--start", metavar="T", help="RFC 3339, epoch seconds, or -2d.")] = None,
     end: Annotated[str | None, typer.Option("--end", metavar="T", help="Likewise, or now.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for machines.")] = False,
@@ -330,7 +335,7 @@ def replay(
     except ImportError as error:
         need("watchdog", error)
     try:
-        what = wanted(records, prometheus, start, end, time.time())
+        what = wanted(records, prometheus, start, end, time.time(), auth or ())
         loaded = None if config is None else _load(config)
         report = run(what, loaded, str(config), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
     except UsageError as error:

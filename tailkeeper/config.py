@@ -353,12 +353,8 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "exporter.gpu.file", config.exporter.gpu.file
     if config.exporter.otlp.headers_file:
         yield "exporter.otlp.headers_file", config.exporter.otlp.headers_file
-    if config.exporter.token_file:
-        yield "exporter.token_file", config.exporter.token_file
     if config.watchdog.baselines:
         yield "watchdog.baselines", config.watchdog.baselines
-    if config.watchdog.token_file:
-        yield "watchdog.token_file", config.watchdog.token_file
     if config.watchdog.otlp.headers_file:
         yield "watchdog.otlp.headers_file", config.watchdog.otlp.headers_file
     if config.watchdog.leader is not None and config.watchdog.leader.kubeconfig:

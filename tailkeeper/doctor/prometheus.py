@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailkeeper.asking import AskError, Clock
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
@@ -56,7 +56,10 @@ async def check_prometheus(server: Server, backends: tuple[WatchedBackend, ...],
             ]
     except AskError as error:
         auth = f"{server.key.removesuffix('.url')}.auth"
-        return [unreachable(error, Mistake.PROMETHEUS_UNREACHABLE, server.key, server.url, "Prometheus", auth)]
+        found = unreachable(error, Mistake.PROMETHEUS_UNREACHABLE, server.key, server.url, "Prometheus", auth)
+        # Of the command line, where a key of `auth` is said as KEY=FILE.
+        do = found.do.replace("--prometheus.auth.", "--auth ").replace("--prometheus.auth", "--auth")
+        return [replace(found, do=do, where=found.where.replace("--prometheus.auth", "--auth"))]
 
 
 def _not_scraped(

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import parse
-from tailkeeper.doctor import Report, examined
+from tailkeeper.doctor import Also, Report, examined
 from tailkeeper.doctor.findings import Finding, Mistake, Severity
+from tailkeeper_exporter.settings import Auth
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.real_programs import free_port
 from tests.unit.fake_engine import FakeEngine
@@ -76,11 +77,11 @@ class Fleet:
         found: dict[str, Any] = self.document["backends"][0]
         return found
 
-    async def examined(self) -> Report:
-        return await examined(parse(self.document), lambda done, of: None)
+    async def examined(self, also: Also | None = None) -> Report:
+        return await examined(parse(self.document), lambda done, of: None, also)
 
-    async def found(self) -> dict[Mistake, Finding]:
-        return {finding.mistake: finding for finding in (await self.examined()).findings}
+    async def found(self, also: Also | None = None) -> dict[Mistake, Finding]:
+        return {finding.mistake: finding for finding in (await self.examined(also)).findings}
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ async def test_a_probe_that_brings_no_token_is_told(fleet: Fleet, case: str) -> 
 
 async def test_an_engine_without_any_page_is_judged_by_its_token(fleet: Fleet) -> None:
     """As Ollama and others that only have `/v1`; `init` writes them as generic."""
-    fleet.engine.health = fleet.engine.metrics = reply(404)
+    fleet.engine.health = fleet.engine.page = reply(404)
     fleet.backend["engine"] = "generic"
     assert await fleet.found() == {}
     fleet.backend["probe"] = {"enabled": False}
@@ -449,6 +450,21 @@ async def test_a_job_that_is_to_be_added_names_no_address_at_which_nobody_can_be
         finding = (await fleet.found())[Mistake.PROMETHEUS_NOT_SCRAPING]
     assert '"HOST:9444"' in finding.do
     assert "as Prometheus reaches it" in finding.do
+
+
+async def test_a_prometheus_of_the_command_line_is_asked_with_the_credentials_that_stand_there(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    told = prometheus([{"backend": "a", "instance": "x:1"}], [])
+
+    async def guarded(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await (told if seen.headers.get("authorization") == "Bearer s3cret" else reply(401, "no"))(seen, writer)
+
+    async with serving_raw(guarded) as server:
+        finding = (await fleet.found(Also(server.url)))[Mistake.TOKEN_MISSING]
+        assert (finding.where, finding.do.endswith("name it in --auth")) == ("--auth", True)
+        assert await fleet.found(Also(server.url, Auth(bearer_file=tmp_path / "token"))) == {}
 
 
 async def test_a_prometheus_that_is_not_there_or_is_none_is_told(fleet: Fleet) -> None:

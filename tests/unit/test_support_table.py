@@ -47,11 +47,8 @@ def test_no_word_is_lost_at_any_width_and_lines_fit_where_they_can(width: int) -
 def table(*reaches: tuple[Sequence[str], str]) -> list[dict[str, Any]]:
     """One policy: the backends, and why it is not enforceable there."""
     knob = {"actuation": "not_enforceable"}
-    backends = [
-        {"backend": name, **knob, "why": why, "knobs": {"weight": {**knob, "why": why}}}
-        for names, why in reaches
-        for name in names
-    ]
+    answers = [(name, why) for names, why in reaches for name in names]
+    backends = [{"backend": name, **knob, "why": why, "knobs": {"weight": {**knob, "why": why}}} for name, why in answers]
     return [{"policy": "p", "backends": backends}]
 
 
