@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -22,10 +21,8 @@ from tailkeeper_exporter.clients import Clients, CredentialError, auth_headers
 from tailkeeper_exporter.fetch import FetchError, fetch
 from tailkeeper_exporter.page import MAX_BYTES, Reason
 from tailkeeper_exporter.settings import Auth
+from tailkeeper_exporter.tls import causes
 from tailkeeper_watchdog.actuators.calls import excerpt
-
-MAX_CAUSES = 12
-"""The system's own error lies a handful of levels below the client's; a chain longer than this is a loop."""
 
 
 class Trouble(Enum):
@@ -159,29 +156,13 @@ def ask_error(error: FetchError, deadline_s: float) -> AskError:
     if error.status is not None:
         said = excerpt(error.body.decode("utf-8", "replace"))
         return AskError(Trouble.STATUS, f"answers {error.status}" + (f": {said}" if said else ""), error.status, error.body)
-    for cause in _causes(error):
-        if isinstance(cause, socket.gaierror):
-            return AskError(Trouble.NO_SUCH_HOST, "has a host name that cannot be resolved from here")
-        if isinstance(cause, ssl.SSLError):
-            return AskError(Trouble.TLS, f"does not agree on TLS with us ({excerpt(tls_words(cause))})")
+    if error.tls is not None:
+        return AskError(Trouble.TLS, f"cannot be spoken to over TLS: {error.detail}")
+    if any(isinstance(cause, socket.gaierror) for cause in causes(error)):
+        return AskError(Trouble.NO_SUCH_HOST, "has a host name that cannot be resolved from here")
     if error.reason is Reason.REFUSED:
         return AskError(Trouble.REFUSED, "refuses connections: nothing listens there")
     if error.reason is Reason.TIMEOUT:
         return AskError(Trouble.SILENT, f"does not answer within {deadline_s:g} s")
     # A server that expects TLS usually hangs up, or answers in its own way, when it is spoken to without.
     return AskError(Trouble.OTHER, f"gives no usable answer ({error})")
-
-
-def tls_words(error: ssl.SSLError) -> str:
-    """What went wrong, without the library's file and line."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    return (error.reason or str(error)).replace("_", " ").lower()
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(MAX_CAUSES):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__

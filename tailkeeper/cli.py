@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailkeeper import __version__, credential_checks
+from tailkeeper import __version__, auth_options, credential_checks
 from tailkeeper.cli_bench import bench
 from tailkeeper.config import Config, ConfigError, credential_places, effective, load, weights_in
+from tailkeeper.counted import plural
 from tailkeeper.ending import FAILED, USAGE, fail, need
 from tailkeeper.logs import LogFormat, set_up
 from tailkeeper.watchdog_process import watchdog_of
@@ -39,6 +40,7 @@ app = typer.Typer(
 
 ConfigFile = Annotated[Path, typer.Option("-c", "--config", help="The configuration file (YAML).")]
 Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Instead of the configured address.")]
+PrometheusAuth = Annotated[list[str] | None, typer.Option("--auth", metavar="KEY=FILE", help=auth_options.HELP)]
 Format = Annotated[LogFormat | None, typer.Option("--log-format", help="Default: text on a terminal, else json.")]
 
 
@@ -144,18 +146,29 @@ def up(config: ConfigFile, log_format: Format = None) -> None:
 
 
 @app.command("check-config")
-def check_config(config: ConfigFile) -> None:
-    """Validate the file; print what each policy can do at each backend, and what each discovery finds now."""
-    from tailkeeper.support import found_now, support_table
+def check_config(
+    config: ConfigFile,
+    every: Annotated[bool, typer.Option("--all", help="A line for each backend, also where the same is true of many.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+) -> None:
+    """Validate the file; print what each policy can do at which backends, and what each discovery finds now."""
+    from tailkeeper.support import found_now, policies, support_table
 
     loaded = _load(config)
     _check_baselines(loaded.watchdog.baselines)
     for warning in credential_checks.warnings(credential_places(loaded)):
         typer.echo(f"tailkeeper: warning: {warning}", err=True)
-    typer.echo(support_table(loaded, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None))
-    for line in found_now(loaded):
+    table, found = policies(loaded), found_now(loaded)
+    backends, gateways = len(loaded.backends), len(loaded.gateways)
+    if as_json:
+        document = {"file": str(config), "backends": backends, "gateways": gateways, "policies": table, "discovery": found}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+    typer.echo(support_table(table, width, every=every))
+    for line in found:
         typer.echo(line)
-    typer.echo(f"{config}: good, {len(loaded.backends)} backends, {len(loaded.gateways)} gateways")
+    typer.echo(f"{config}: good, {plural(backends, 'backend')}, {plural(gateways, 'gateway')}")
 
 
 def _check_baselines(path: Path | None) -> None:
@@ -209,7 +222,7 @@ def generate(
         return
     write(rendered, base)
     keep_or_write_default(base)
-    typer.echo(f"{len(rendered)} files written under {base}")
+    typer.echo(f"{plural(len(rendered), 'file')} written under {base}")
 
 
 def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str]:
@@ -223,13 +236,14 @@ def _all_documents(receivers: Receivers, config: Config | None) -> dict[str, str
 @app.command()
 def init(
     prometheus: Annotated[str | None, typer.Option(metavar="URL", help="Ask this Prometheus what it scrapes, too.")] = None,
+    auth: PrometheusAuth = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write; it must not exist.")] = Path("tailkeeper.yaml"),
 ) -> None:
     """Find engines and gateways here and in a Prometheus, and write a commented configuration in observe mode."""
     from tailkeeper.init import InitError, Wanted, run
 
     try:
-        lines = run(Wanted.of(prometheus, out), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
+        lines = run(Wanted.of(prometheus, out, auth or ()), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
     except InitError as error:
         fail(error.code, str(error))
     for line in lines:
@@ -240,16 +254,18 @@ def init(
 def doctor(
     config: ConfigFile,
     prometheus: Annotated[str | None, typer.Option(metavar="URL", help="Check this Prometheus, too.")] = None,
+    auth: PrometheusAuth = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: every check and every finding.")] = False,
 ) -> None:
     """Check every connection of the file, end to end, and say what to do. Changes nothing. Exit 1 where something is wrong."""
-    from tailkeeper.doctor.command import ProgressLine, run
+    from tailkeeper.doctor.command import ProgressLine, run, server_of
 
     loaded = _load(config)
     try:
-        said, wrong = run(loaded, str(config), prometheus, as_json, ProgressLine(sys.stderr))
+        also = server_of(prometheus, auth or ())
     except ValueError as error:
-        fail(USAGE, f"--prometheus: {error} (given: {prometheus!r})")
+        fail(USAGE, str(error))
+    said, wrong = run(loaded, str(config), also, as_json, ProgressLine(sys.stderr))
     typer.echo(said)
     raise typer.Exit(FAILED if wrong else 0)
 
@@ -307,6 +323,7 @@ def replay(
     config: Annotated[Path | None, typer.Option("-c", "--config", help="Decide by this file.")] = None,
     records: Annotated[Path | None, typer.Option("--records", metavar="FILE", help="Ticks that a watchdog recorded.")] = None,
     prometheus: Annotated[str | None, typer.Option("--prometheus", metavar="URL", help="Ask this server.")] = None,
+    auth: PrometheusAuth = None,
     start: Annotated[str | None, typer.Option("--start", metavar="T", help="RFC 3339, epoch seconds, or -2d.")] = None,
     end: Annotated[str | None, typer.Option("--end", metavar="T", help="Likewise, or now.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for machines.")] = False,
@@ -318,7 +335,7 @@ def replay(
     except ImportError as error:
         need("watchdog", error)
     try:
-        what = wanted(records, prometheus, start, end, time.time())
+        what = wanted(records, prometheus, start, end, time.time(), auth or ())
         loaded = None if config is None else _load(config)
         report = run(what, loaded, str(config), lambda line: typer.echo(f"tailkeeper: {line}", err=True))
     except UsageError as error:

@@ -166,7 +166,7 @@ def _not_yet(config: Config) -> Iterator[str]:
             yield f"gateways.{index}.replicas: of a webhook is not in this version; name each replica as a gateway of its own"
 
 
-def _example(config: Config) -> WatchedBackend:
+def example(config: Config) -> WatchedBackend:
     """A backend as discovery might find one, with all that a source can say. Raises ValueError where ``defaults`` is wrong."""
     from tailkeeper_exporter.discovery import Found
 
@@ -182,7 +182,7 @@ def _example(config: Config) -> WatchedBackend:
 def _defaults_for_found(config: Config) -> Iterator[str]:
     """What would be wrong with every backend that is found: better said now than once for each."""
     try:
-        _ = _example(config) if config.discovery else None
+        _ = example(config) if config.discovery else None
     except ValueError as error:
         yield f"defaults: {error}"
 
@@ -193,16 +193,24 @@ def load(path: Path) -> Config:
     problems = [*_not_yet(config), *_defaults_for_found(config)]
     problems += [f"{where}: {why}" for where, file in _files(config) if (why := _unreadable(file)) is not None]
     problems += credential_checks.problems(credential_places(config))
-    folder = config.watchdog.state.resolve().parent
-    if not folder.is_dir():
-        problems.append(f"watchdog.state: the folder {folder} does not exist; create it, or name another state file")
+    problems += _no_folder("watchdog.state", config.watchdog.state, "name another state file")
     problems += _removed_files(config)
     records = config.watchdog.records
-    if records.enabled and records.path is not None and not records.path.resolve().parent.is_dir():
-        problems.append(f"watchdog.records.path: the folder {records.path.resolve().parent} does not exist; create it")
+    if records.enabled and records.path is not None:
+        problems += _no_folder("watchdog.records.path", records.path, "name another file")
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _no_folder(key: str, file: Path, otherwise: str) -> list[str]:
+    """What is the matter with the folder of a file that is to be written; ``otherwise`` is what else may be done."""
+    folder = file.resolve().parent
+    try:
+        return [] if folder.is_dir() else [f"{key}: the folder {folder} does not exist; create it, or {otherwise}"]
+    except OSError as error:  # a folder on the way that may not be entered, or a name that is none
+        why = error.strerror or error
+        return [f"{key}: the folder {folder} cannot be looked at ({why}); let the user who runs this into it, or {otherwise}"]
 
 
 def _removed_files(config: Config) -> Iterator[str]:
@@ -211,8 +219,7 @@ def _removed_files(config: Config) -> Iterator[str]:
     for index, gateway in enumerate(config.gateways):
         if isinstance(gateway, RouterGateway) and gateway.removed_file is not None:
             file = gateway.removed_file.resolve()
-            if not file.parent.is_dir():
-                yield f"gateways.{index}.removed_file: the folder {file.parent} does not exist; create it, or leave the key out"
+            yield from _no_folder(f"gateways.{index}.removed_file", file, "leave the key out")
             if taken.setdefault(file, index) != index:
                 yield f"gateways.{index}.removed_file: {file} is that of gateways.{taken[file]} too; each needs one of its own"
 
@@ -346,12 +353,8 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "exporter.gpu.file", config.exporter.gpu.file
     if config.exporter.otlp.headers_file:
         yield "exporter.otlp.headers_file", config.exporter.otlp.headers_file
-    if config.exporter.token_file:
-        yield "exporter.token_file", config.exporter.token_file
     if config.watchdog.baselines:
         yield "watchdog.baselines", config.watchdog.baselines
-    if config.watchdog.token_file:
-        yield "watchdog.token_file", config.watchdog.token_file
     if config.watchdog.otlp.headers_file:
         yield "watchdog.otlp.headers_file", config.watchdog.otlp.headers_file
     if config.watchdog.leader is not None and config.watchdog.leader.kubeconfig:
@@ -376,10 +379,10 @@ def _discovery_files(config: Config) -> Iterator[tuple[str, Path]]:
 
 def credential_places(config: Config) -> tuple[credential_checks.Place, ...]:
     """Where the configuration holds credentials."""
-    example = None
+    found = None
     with contextlib.suppress(ValueError):  # then `defaults` is wrong, which is said elsewhere
-        example = _example(config) if config.discovery else None
-    return tuple(credential_checks.places(config, example))
+        found = example(config) if config.discovery else None
+    return tuple(credential_checks.places(config, found))
 
 
 def _unreadable(file: Path) -> str | None:

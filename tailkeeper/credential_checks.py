@@ -24,12 +24,14 @@ _TLS = ("ca_file", "cert_file")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where credentials stand in the file, and where they go. ``key`` is the path of the settings that hold `auth`."""
+    """Where credentials stand in the file, and where they go. ``key`` is the path of the settings that hold `auth`. The token of
+    a ``token_file`` is sent by others, to us."""
 
     key: str
     auth: Auth
     urls: tuple[str, ...]
     api_key_file: Path | None = None
+    token_file: Path | None = None
 
 
 def places(config: Config, example: BackendSettings | None) -> Iterator[Place]:
@@ -45,6 +47,8 @@ def places(config: Config, example: BackendSettings | None) -> Iterator[Place]:
     source, alertmanager = config.watchdog.source, config.watchdog.alertmanager
     yield Place("watchdog.source", getattr(source, "auth", Auth()), _urls(source))
     yield Place("watchdog.alertmanager", alertmanager.auth, _urls(alertmanager))
+    yield Place("exporter", Auth(), (), token_file=config.exporter.token_file)
+    yield Place("watchdog", Auth(), (), token_file=config.watchdog.token_file)
 
 
 def _of_backend(key: str, backend: BackendSettings) -> Place:
@@ -63,12 +67,12 @@ def _urls(settings: object) -> tuple[str, ...]:
 
 def problems(found: Iterable[Place]) -> Iterator[str]:
     """Files that cannot be used, one sentence each with its key. The same files in many places are read once."""
-    read: set[tuple[Auth, Path | None]] = set()
+    read: set[tuple[object, ...]] = set()
     for place in found:
-        if (place.auth, place.api_key_file) in read:
-            continue
-        read.add((place.auth, place.api_key_file))
-        yield from _problems_of(place)
+        files = (place.auth, place.api_key_file, place.token_file)
+        if files not in read:
+            read.add(files)
+            yield from _problems_of(place)
 
 
 def _problems_of(place: Place) -> Iterator[str]:
@@ -79,6 +83,8 @@ def _problems_of(place: Place) -> Iterator[str]:
         auth_headers(auth, key)
         if place.api_key_file is not None:
             token_in(place.api_key_file, f"{place.key}.api_key_file")
+        if place.token_file is not None:
+            token_in(place.token_file, f"{place.key}.token_file")
         if auth.ca_file is not None or auth.cert_file is not None:
             tls_context(auth, key)
     except CredentialError as error:
@@ -97,7 +103,7 @@ def warnings(found: Iterable[Place]) -> Iterator[str]:
 
 def _warnings_of(place: Place) -> Iterator[str]:
     secrets = [(f"auth.{name}", file) for name, file in secret_files(place.auth)]
-    secrets += [("api_key_file", place.api_key_file)] if place.api_key_file is not None else []
+    secrets += [(name, file) for name in ("api_key_file", "token_file") if (file := getattr(place, name)) is not None]
     for name, file in secrets:
         if read_by_all(file):
             yield f"{place.key}.{name}: {file} can be read by every user of this machine; chmod o-r {file}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from tailkeeper.auth_options import auth_in
 from tailkeeper_exporter.settings import Auth, check_url
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.calls import CallError
@@ -42,11 +43,14 @@ class Wanted:
     range: Range | None
 
 
-def wanted(records: Path | None, url: str | None, start: str | None, end: str | None, now_unix_s: float) -> Wanted:
-    """The options, checked. Raises UsageError."""
+def wanted(
+    records: Path | None, url: str | None, start: str | None, end: str | None, now_unix_s: float, auth: Sequence[str] = ()
+) -> Wanted:
+    """The options, checked; ``auth`` are credentials as KEY=FILE. Raises UsageError."""
     if (records is None) == (url is None):
         raise UsageError("give either --records FILE or --prometheus URL, and not both")
     if url is None:
+        _given(auth, url)
         if start is not None or end is not None:
             raise UsageError("--start and --end belong to --prometheus; records are replayed as a whole")
         return Wanted(records, None)
@@ -63,9 +67,17 @@ def wanted(records: Path | None, url: str | None, start: str | None, end: str | 
     if times["--start"] >= now_unix_s:
         raise UsageError(f"--start must be in the past (given: {start!r})")
     try:
-        return Wanted(None, Range(str(check_url(url)), times["--start"], min(times["--end"], now_unix_s)))
+        asked = str(check_url(url))
     except ValueError as error:
         raise UsageError(f"--prometheus: {error} (given: {url!r})") from error
+    return Wanted(None, Range(asked, times["--start"], min(times["--end"], now_unix_s), auth=_given(auth, url)))
+
+
+def _given(auth: Sequence[str], url: str | None) -> Auth:
+    try:
+        return auth_in(auth, url)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def run(what: Wanted, config: Config | None, name: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -77,7 +89,8 @@ def run(what: Wanted, config: Config | None, name: str, say: Callable[[str], Non
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     decider = None if config is None else _decider(config, name)
     if what.range is not None:
-        auth = Auth() if config is None else _auth(config, what.range.url)
+        given = what.range.auth
+        auth = given if config is None or given != Auth() else _auth(config, what.range.url)
         return asyncio.run(replay(replace(what.range, auth=auth), decider, say))
     assert what.records is not None
     if decider is None:

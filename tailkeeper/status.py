@@ -94,6 +94,6 @@ def _row(backend: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 def _p99(backend: dict[str, Any]) -> str:
     value = backend["p99_s"]
     if value is None:
-        return "no traffic"
+        return "unknown" if backend["state"] == "unknown" else "no traffic"
     text = f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
     return f"{'≥ ' if backend['p99_saturated'] else ''}{text} (n={backend['samples']})"

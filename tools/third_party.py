@@ -18,7 +18,7 @@ PAGE = ROOT / "THIRD_PARTY.md"
 OURS = "tailkeeper"
 LONGEST_NAME = 60
 """Some packages put the whole text of their licence where its name belongs; then the classifiers say it."""
-REFUSED = re.compile(r"(?<![A-Za-z])(?:A?GPL|SSPL|BUSL|Affero|General Public)(?! ?exception)", re.I)
+REFUSED = re.compile(r"(?<![A-Za-z])(?:A?GPL|SSPL|BUSL|Affero|(?<!Lesser )General Public)(?! ?exception)", re.I)
 """Licences that would bind whoever ships Tailkeeper with its dependencies. LGPL and MPL do not, when used unchanged."""
 
 HEAD = """# Third parties

@@ -12,6 +12,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tailkeeper_exporter.credentials import CredentialError, token_in
+
 Refused = tuple[int, str]
 """An HTTP status and a sentence."""
 CHALLENGE = "Bearer"
@@ -19,17 +21,14 @@ CHALLENGE = "Bearer"
 
 
 def read_token(file: Path | None, setting: str) -> str | None:
-    """The token of changing calls, or None where none is configured. Raises ValueError for a file without one, naming the
-    ``setting`` that names the file, and OSError for one that cannot be read."""
+    """The token of changing calls, or None where none is configured: such a one as every client can send. Raises ValueError for a
+    file without one, naming the ``setting`` that names the file."""
     if file is None:
         return None
     try:
-        token = file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise ValueError(f"{setting}: {file} is not text; write a token into it, or take the setting out") from None
-    if not token:
-        raise ValueError(f"{setting}: {file} is empty; write a token into it, or take the setting out")
-    return token
+        return token_in(file, setting)
+    except CredentialError as error:
+        raise ValueError(str(error)) from None
 
 
 def refused(headers: Mapping[bytes, bytes], token: bytes | None) -> Refused | None:

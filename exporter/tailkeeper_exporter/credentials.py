@@ -42,11 +42,13 @@ def auth_headers(auth: Auth, key: str = "auth") -> dict[str, str]:
 
 
 def token_in(path: Path, key: str) -> str:
-    """A token: one word of ASCII on one line. Raises ``CredentialError``."""
+    """A token, whoever demands it: one word of ASCII on one line, for RFC 6750 has no spaces in one, and more characters than
+    its token68 are taken because engines do. Raises ``CredentialError``."""
     line = _one_line(path, key)
     if not _TOKEN.fullmatch(line):
         again = ", without `Bearer` before it" if line.lower().startswith("bearer ") else ""
-        raise CredentialError(f"{key}: {path} must hold the token alone, one word of printable ASCII{again}")
+        said = f"{key}: {path} must hold the token alone, one word of printable ASCII{again}"
+        raise CredentialError(f"{said}; letters, digits and -._~+/= are right everywhere (RFC 6750)")
     return line
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from tailkeeper.config import Config
@@ -23,20 +24,30 @@ DISCOVERY_S = 10.0
 MAX_FOUND = 1_000
 """Found backends that are checked; listed ones are checked all."""
 
-__all__ = ["Report", "examine", "examined"]
+OPTION = "--prometheus"
+
+__all__ = ["Also", "Report", "examine", "examined"]
 
 
-def examine(config: Config, progress: Progress, prometheus_url: str | None = None) -> Report:
-    """All checks of ``config``; ``prometheus_url`` is a server beside those that it names."""
-    return asyncio.run(examined(config, progress, prometheus_url))
+@dataclass(frozen=True, slots=True)
+class Also:
+    """A Prometheus that the command line names."""
+
+    url: str
+    auth: Auth = field(default_factory=Auth)
 
 
-async def examined(config: Config, progress: Progress, prometheus_url: str | None = None) -> Report:
+def examine(config: Config, progress: Progress, also: Also | None = None) -> Report:
+    """All checks of ``config``; ``also`` is a Prometheus beside those that it names."""
+    return asyncio.run(examined(config, progress, also))
+
+
+async def examined(config: Config, progress: Progress, also: Also | None = None) -> Report:
     """As ``examine``, in a loop that runs already."""
     clients = Clients()
     answers = await ask_all(sources_of(config.discovery), DISCOVERY_S)
     found = list(_found(config, answers))
-    report = await run_checks(_checks(config, clients, found, prometheus_url), progress)
+    report = await run_checks(_checks(config, clients, found, also), progress)
     listed = [
         Checked("discovery", f"discovery.{n}", tuple(helpers.of_discovery(config, f"discovery.{n}", answer)))
         for n, answer in enumerate(answers.values())
@@ -75,12 +86,12 @@ def _listed(config: Config) -> list[Place]:
     return [Place(backend, f"backends.{n}") for n, backend in enumerate(config.backends)]
 
 
-def _checks(config: Config, clients: Clients, found: list[Place], prometheus_url: str | None) -> Iterator[Check]:
+def _checks(config: Config, clients: Clients, found: list[Place], also: Also | None) -> Iterator[Check]:
     places = [*_listed(config), *found]
     for place in places:
         yield Check("backends", place.path, partial(check_backend, place, clients), place.backend.name)
     yield from _gateways(config, places)
-    yield from _sources(config, clients, prometheus_url)
+    yield from _sources(config, clients, also)
     yield Check("alertmanager", people.KEY, partial(people.check_alertmanager, config.watchdog.alertmanager, clients))
     yield from _machine(config, clients)
     yield from _helpers(config, clients, places)
@@ -107,17 +118,17 @@ async def _unused(path: str, name: str) -> list[Finding]:
     ]
 
 
-def _sources(config: Config, clients: Clients, prometheus_url: str | None) -> Iterator[Check]:
+def _sources(config: Config, clients: Clients, also: Also | None) -> Iterator[Check]:
     read = exporters.sources_in(config)
     for source in read:
         yield Check("exporters", source.key, partial(exporters.check_exporter, source, config, clients))
     if read and config.backends:
         yield Check("exporters", "watchdog.source.urls", partial(exporters.check_all_told, read, config, clients))
-    for server in _servers(config, prometheus_url):
+    for server in _servers(config, also):
         yield Check("prometheus", server.key, partial(prometheus.check_prometheus, server, config.backends, clients))
 
 
-def _servers(config: Config, prometheus_url: str | None) -> Iterator[prometheus.Server]:
+def _servers(config: Config, also: Also | None) -> Iterator[prometheus.Server]:
     """Each Prometheus that the file or the command line names, once; the one that is read before all."""
     limit_s, listen = config.watchdog.stale_limit_s(config.exporter.scrape_interval_s), config.exporter.listen
     source = config.watchdog.source
@@ -128,8 +139,9 @@ def _servers(config: Config, prometheus_url: str | None) -> Iterator[prometheus.
         if entry.kind == "prometheus":
             server = prometheus.Server(entry.url, entry.auth, f"discovery.{number}.url", False, limit_s, listen)
             named.setdefault(entry.url, server)
-    if prometheus_url is not None:
-        named.setdefault(prometheus_url, prometheus.Server(prometheus_url, Auth(), "--prometheus", False, limit_s, listen))
+    if also is not None:
+        place = also.url if also.auth == Auth() else OPTION  # with credentials of its own it is checked by these
+        named.setdefault(place, prometheus.Server(also.url, also.auth, OPTION, False, limit_s, listen))
     yield from named.values()
 
 

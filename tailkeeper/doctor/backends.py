@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tailkeeper.asking import Answer, Asker, AskError, Trouble
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
-from tailkeeper.doctor.sentences import skewed, unreachable
+from tailkeeper.doctor.sentences import BAD_FILE, skewed, unreachable
 from tailkeeper.init.pages import MetricsHere, metrics_of
 from tailkeeper_exporter.clients import Clients, CredentialError, credentials
 from tailkeeper_exporter.engines import Engine, engine_named
@@ -61,13 +61,12 @@ async def check_backend(place: Place, clients: Clients) -> Findings:
     try:
         headers = credentials(backend)
     except CredentialError as error:
-        do = "put the key into that file, on one line, readable for whoever runs this"
-        return [place.finding(Mistake.TOKEN_MISSING, place.auth, str(error), do)]
+        return [place.finding(Mistake.TOKEN_MISSING, place.auth, str(error), BAD_FILE)]
     try:
         async with Asker(backend.url, backend.auth, clients, headers, (backend.metrics_url or "",)) as asker:
             return await _asked(place, engine, asker)
     except AskError as error:
-        return [unreachable(error, Mistake.BACKEND_UNREACHABLE, f"{place.path}.url", backend.url, "the engine", place.auth)]
+        return [_gone(place, error, f"{place.path}.url", backend.url)]
 
 
 async def _asked(place: Place, engine: Engine, asker: Asker) -> Findings:
@@ -85,9 +84,13 @@ async def _asked(place: Place, engine: Engine, asker: Asker) -> Findings:
     metrics = metrics_of(page.body) if isinstance(page, Answer) else None
     found += _of_model(place, metrics)
     hidden = {Mistake.NOT_AN_ENGINE, Mistake.TOKEN_MISSING, Mistake.BACKEND_NOT_READY} & {f.mistake for f in found}
-    if backend.probe.enabled and engine.probe is not None and not hidden:
+    if _is_probed(place, engine) and not hidden:
         found += await _probed(place, engine, asker, metrics)
     return found
+
+
+def _is_probed(place: Place, engine: Engine) -> bool:
+    return place.backend.probe.enabled and engine.probe is not None
 
 
 async def _get(asker: Asker, url: str) -> Answer | AskError:
@@ -111,6 +114,8 @@ def _of_health(place: Place, engine: Engine, health: Answer | AskError, page: An
     if health.status == 404:
         if isinstance(page, Answer):
             return []  # NIM and proxies have no health page where we look; the metrics page proves the address
+        if page is None and _is_probed(place, engine):
+            return []  # an engine of no kind that we know may have neither page; the probe proves the address
         what = f"{url} answers 404 for {engine.health_path} and has no metrics page: this is not {place.backend.engine}'s API"
         return [place.finding(Mistake.NOT_AN_ENGINE, key, what, f"correct {key} to the engine's own address, without a path")]
     loading = health.status == 503 and is_loading(health.body)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from typing import TextIO
 
+from tailkeeper.auth_options import auth_in
 from tailkeeper.config import Config
-from tailkeeper.doctor import examine, report
+from tailkeeper.doctor import Also, examine, report
 from tailkeeper_exporter.settings import check_url
 
 
@@ -35,9 +37,19 @@ class ProgressLine:
         self._stream.flush()
 
 
-def run(config: Config, file: str, prometheus_url: str | None, as_json: bool, progress: ProgressLine) -> tuple[str, int]:
-    """What to print, and how many things are wrong. Raises ValueError for a URL that is none."""
-    found = examine(config, progress, check_url(prometheus_url))
+def server_of(prometheus: str | None, auth: Sequence[str]) -> Also | None:
+    """The Prometheus that the command line names, with its credentials as KEY=FILE. Raises ValueError with a sentence."""
+    try:
+        url = check_url(prometheus)
+    except ValueError as error:
+        raise ValueError(f"--prometheus: {error} (given: {prometheus!r})") from error
+    credentials = auth_in(auth, url)
+    return None if url is None else Also(url, credentials)
+
+
+def run(config: Config, file: str, prometheus: Also | None, as_json: bool, progress: ProgressLine) -> tuple[str, int]:
+    """What to print, and how many things are wrong."""
+    found = examine(config, progress, prometheus)
     progress.end()
     width = shutil.get_terminal_size((80, 24)).columns
     return (json.dumps(report.document(found), indent=2) if as_json else report.text(found, file, width)), found.wrong

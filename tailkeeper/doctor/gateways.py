@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
 from tailkeeper.doctor.rights import may, names, user
+from tailkeeper.doctor.sentences import tls_failed
 from tailkeeper_watchdog.actuators import build_looker
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState
@@ -57,8 +58,7 @@ def _not_read(gateway: Gateway, path: str, error: ActuatorError) -> Findings:
             return broken
     lower = said.lower()
     if "certificate" in lower or "ssl" in lower or "tls" in lower:
-        do = f"name its certificate's authority in {path}.auth.ca_file; where it asks for yours, cert_file and key_file, too"
-        return [Finding(Mistake.TLS_FAILED, path, said, do)]
+        return [tls_failed(path, f"{path}.auth", said)]
     if error.kind is ErrorKind.UNAUTHORIZED:
         do = f"put a token that this {gateway.kind} accepts into a file, and name it in {path}.auth"
         return [Finding(Mistake.TOKEN_MISSING, f"{path}.auth", said, do)]

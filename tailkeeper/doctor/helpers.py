@@ -12,12 +12,11 @@ from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
 from tailkeeper_exporter import kubernetes_access
 from tailkeeper_exporter.clients import Clients, CredentialError, headers_in
 from tailkeeper_exporter.discovery import DiscoveryError, Listing
+from tailkeeper_exporter.health import MAX_KV_PING_S
 from tailkeeper_exporter.kv_service import ping
 from tailkeeper_exporter.settings import Auth
 
 ASK_S = 3.0
-KV_SLOW_S = 0.2
-"""The product's limit for a PING that still counts as well."""
 _PINGS: Mapping[str, tuple[Mistake, str]] = {
     "unauthorized": (Mistake.TOKEN_MISSING, "write its password into the URL: redis://:PASSWORD@HOST:PORT"),
     "not_redis": (Mistake.KV_SERVICE_FAILING, "correct the address: something else than Redis answers there"),
@@ -27,10 +26,10 @@ _PINGS: Mapping[str, tuple[Mistake, str]] = {
 
 async def check_kv_service(url: str, key: str, backend: str) -> Findings:
     result = await ping(url, ASK_S, time.monotonic)
-    if result.reason is None and result.took_s <= KV_SLOW_S:
+    if result.reason is None and result.took_s <= MAX_KV_PING_S:
         return []
     if result.reason is None:
-        what = f"the KV-cache service took {result.took_s * 1e3:.0f} ms for a PING, and {KV_SLOW_S * 1e3:.0f} ms is the limit"
+        what = f"the KV-cache service took {result.took_s * 1e3:.0f} ms for a PING, and {MAX_KV_PING_S * 1e3:.0f} ms is the limit"
         do = "is it far away, or busy? Its check in /healthz will fail now and then"
         return [Finding(Mistake.KV_SERVICE_FAILING, key, what, do, Severity.WARNING, backend)]
     mistake, do = _PINGS.get(result.reason, (Mistake.KV_SERVICE_FAILING, f"start it, or correct {key}"))

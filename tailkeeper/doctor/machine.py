@@ -53,7 +53,8 @@ def of_state(config: Config) -> Findings:
 
 
 def _writable(file: Path, key: str) -> Findings:
-    blocked = file if file.exists() and not may(file, os.R_OK | os.W_OK) else None
+    # Path.exists would raise where the folder may not be entered, which is what is to be told here.
+    blocked = file if may(file, os.F_OK) and not may(file, os.R_OK | os.W_OK) else None
     if blocked is None and not may(file.parent, os.W_OK | os.X_OK):
         blocked = file.parent  # SQLite puts its journal beside the file
     if blocked is None:
@@ -125,6 +126,8 @@ async def check_watchdog(config: Config, clients: Clients) -> Findings:
     except AskError as error:
         if error.trouble is Trouble.REFUSED or error.status in (401, 403, 503):
             return []  # it does not run yet, its first tick has not ended, or a proxy guards it
+        if error.trouble is Trouble.SILENT:
+            return [_silent(url, str(error))]
         return [_port_taken(url, str(error))]
     if not isinstance(document, dict) or "backends" not in document:
         return [_port_taken(url, "its answer is no fleet document")]
@@ -136,6 +139,12 @@ async def check_watchdog(config: Config, clients: Clients) -> Findings:
             Mistake.PAUSED, "watchdog.listen", what, f"POST {url}/api/v1/resume, when whoever paused it agrees", Severity.WARNING
         )
     ]
+
+
+def _silent(url: str, why: str) -> Finding:
+    """Perhaps our own that hangs, perhaps a firewall: whose port it is cannot be told."""
+    do = "is a watchdog stuck there? Its log tells; or correct watchdog.listen, if that address is not this machine's"
+    return Finding(Mistake.NOT_CHECKED, "watchdog.listen", f"{url} {why}", do, Severity.WARNING)
 
 
 def _port_taken(url: str, why: str) -> Finding:

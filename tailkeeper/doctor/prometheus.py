@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailkeeper.asking import AskError, Clock
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
@@ -21,7 +21,7 @@ from tailkeeper_watchdog.settings import STALE_INTERVALS, WatchedBackend
 
 OUR_ALERTS = frozenset({"TelemetryLost", "BackendHung"})
 """In tailkeeper.rules.yml; a server that has neither has not loaded it."""
-MAX_NAMED = 5
+EVERY_ADDRESS = frozenset({"0.0.0.0", "[::]"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ async def check_prometheus(server: Server, backends: tuple[WatchedBackend, ...],
             rows = await api.query("time()")
             clock = Clock(rows[0][1] - time.time(), rows[0][1] - sent) if rows else None
             targets = await api.targets()
-            told = {labels.get("backend", "") for labels, _ in await api.query(f"count by (backend) ({catalog.BACKEND_UP.name})")}
+            telling = [labels for labels, _ in await api.query(f"count by (backend, instance) ({catalog.BACKEND_UP.name})")]
+            told = {labels.get("backend", ""): labels.get("instance", "") for labels in telling}
             ups = {labels.get("instance", ""): value for labels, value in await api.query("max by (instance) (up)")}
             return [
                 *skewed(clock, server.key, "this Prometheus", Severity.WRONG if server.read else Severity.WARNING),
@@ -55,17 +56,20 @@ async def check_prometheus(server: Server, backends: tuple[WatchedBackend, ...],
             ]
     except AskError as error:
         auth = f"{server.key.removesuffix('.url')}.auth"
-        return [unreachable(error, Mistake.PROMETHEUS_UNREACHABLE, server.key, server.url, "Prometheus", auth)]
+        found = unreachable(error, Mistake.PROMETHEUS_UNREACHABLE, server.key, server.url, "Prometheus", auth)
+        # Of the command line, where a key of `auth` is said as KEY=FILE.
+        do = found.do.replace("--prometheus.auth.", "--auth ").replace("--prometheus.auth", "--auth")
+        return [replace(found, do=do, where=found.where.replace("--prometheus.auth", "--auth"))]
 
 
 def _not_scraped(
     server: Server,
     backends: Iterable[WatchedBackend],
-    told: set[str],
+    told: Mapping[str, str],
     ups: Mapping[str, float],
     targets: list[Target] | None,
 ) -> Findings:
-    """Backends that nothing in this server tells of, and targets that are down."""
+    """Backends that nothing in this server tells of, and targets that are down. ``told`` has the exporter by its backends."""
     found: Findings = []
     if not told and not server.read:
         do = f"add a job to prometheus.yml: {_job(server)}"
@@ -98,20 +102,28 @@ def _one(server: Server, backend: WatchedBackend, instances: list[str], is_targe
 
 
 def _job(server: Server) -> str:
-    return f'{{job_name: tailkeeper, static_configs: [{{targets: ["{server.exporter}"]}}]}}'
+    """Where it listens on every address that is none to ask at, and a Prometheus in a container has a loopback of its own."""
+    host, _, port = server.exporter.rpartition(":")
+    target = f"HOST:{port}" if host in EVERY_ADDRESS else server.exporter
+    job = f'{{job_name: tailkeeper-exporter, static_configs: [{{targets: ["{target}"]}}]}}'
+    return f"{job}, with the address as Prometheus reaches it"
 
 
 def _finding(server: Server, what: str, do: str, severity: Severity = Severity.WRONG, backend: str = "") -> Finding:
     return Finding(Mistake.PROMETHEUS_NOT_SCRAPING, server.key, what, do, severity, backend)
 
 
-def _intervals(server: Server, backends: Iterable[WatchedBackend], told: set[str], targets: list[Target] | None) -> Findings:
+def _intervals(
+    server: Server, backends: Iterable[WatchedBackend], told: Mapping[str, str], targets: list[Target] | None
+) -> Findings:
     """Whether evidence comes more often than it gets stale: else everything is unknown most of the time (field report E1)."""
     if not server.read:
         return []
     instances = {place(url) for b in backends if b.name not in told for url in (b.url, b.metrics_url) if url is not None}
-    ours = [t for t in targets or () if t.instance in instances or (told and t.instance == place(f"http://{server.exporter}"))]
-    slowest = max((t for t in ours if t.interval_s is not None), key=lambda t: t.interval_s or 0.0, default=None)
+    # The exporters by what Prometheus calls them, which is seldom the address that ours listens at.
+    instances.update(told[b.name] for b in backends if b.name in told)
+    ours = (target for target in targets or () if target.instance in instances and target.interval_s is not None)
+    slowest = max(ours, key=lambda target: target.interval_s or 0.0, default=None)
     if slowest is None or slowest.interval_s is None or STALE_INTERVALS * slowest.interval_s <= server.stale_limit_s:
         return []
     source = server.key.removesuffix(".url")

@@ -6,21 +6,28 @@ Asks a Prometheus, where one is named, and this machine; writes one new file and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 
 from tailkeeper.asking import AskError, Trouble
+from tailkeeper.auth_options import auth_in
 from tailkeeper.config import ConfigError, parse
 from tailkeeper.ending import FAILED, USAGE
 from tailkeeper.init import on_machine, through_prometheus
 from tailkeeper.init.found import Discovered, joined
 from tailkeeper.init.writing import comment, is_complete, sentences, usable, written
-from tailkeeper_exporter.settings import check_url
+from tailkeeper_exporter.settings import Auth, check_url
 
+HINTS = {
+    Trouble.DENIED: "name a file with what it accepts: --auth bearer_file=FILE, basic_file=FILE or headers_file=FILE.",
+    Trouble.TLS: "name its certificate's authority: --auth ca_file=FILE; where it asks for yours, cert_file and key_file, too.",
+}
+"""What to do about a Prometheus that cannot be asked."""
 MAX_NAMED = 8
 """Engines and gateways that are named on the terminal; the file has all."""
 
@@ -41,18 +48,26 @@ class Wanted:
 
     prometheus_url: str | None
     out: Path
+    auth: Auth = field(default_factory=Auth)
 
     @classmethod
-    def of(cls, prometheus: str | None, out: Path) -> Wanted:
-        """Raises InitError: what is wrong is said before anybody is asked anything."""
-        if out.exists() or out.is_symlink():
+    def of(cls, prometheus: str | None, out: Path, auth: Sequence[str] = ()) -> Wanted:
+        """``auth`` are credentials for that Prometheus, as KEY=FILE. Raises InitError: what is wrong is said before anybody is
+        asked anything."""
+        # os.path answers False where the system does not tell, as for a folder that may not be entered.
+        if os.path.lexists(out):
             raise InitError(USAGE, f"--out: {out} exists, and is left as it is; name another file, or move that one away")
-        if not out.resolve().parent.is_dir():
-            raise InitError(USAGE, f"--out: the folder {out.resolve().parent} does not exist; create it, or name another file")
+        folder = out.resolve().parent
+        if not os.path.isdir(folder):
+            raise InitError(USAGE, f"--out: the folder {folder} does not exist or may not be entered; name another file")
         try:
-            return cls(check_url(prometheus), out)
+            url = check_url(prometheus)
         except ValueError as error:
             raise InitError(USAGE, f"--prometheus: {error} (given: {prometheus!r})") from None
+        try:
+            return cls(url, out, auth_in(auth, url))
+        except ValueError as error:
+            raise InitError(USAGE, str(error)) from None
 
 
 def run(wanted: Wanted, say: Say) -> list[str]:
@@ -75,11 +90,10 @@ async def find(wanted: Wanted, say: Say) -> Discovered:
     if wanted.prometheus_url is None:
         return await on_machine.look(say)
     try:
-        told = await through_prometheus.look(wanted.prometheus_url, say)
+        told = await through_prometheus.look(wanted.prometheus_url, wanted.auth, say)
     except AskError as error:
-        hint = "; `init` has no credentials: run it without --prometheus, and name them under auth in the file it writes."
-        more = hint if error.trouble is Trouble.DENIED else "; is it the server's address, as reached from here?"
-        raise InitError(FAILED, f"--prometheus: {wanted.prometheus_url} {error}{more} Nothing was written.") from None
+        more = HINTS.get(error.trouble, "is it the server's address, as reached from here?")
+        raise InitError(FAILED, f"--prometheus: {wanted.prometheus_url} {error}; {more} Nothing was written.") from None
     return joined(told, await on_machine.look(say))
 
 

@@ -60,6 +60,8 @@ class Discovered:
     """Addresses of Tailkeeper exporters that run already."""
     taken_ports: frozenset[int] = frozenset()
     not_found: tuple[str, ...] = ()
+    prometheus_auth: Mapping[str, str] = field(default_factory=dict)
+    """Files with that Prometheus' credentials by their keys, as `auth` has them."""
 
 
 def joined(one: Discovered, other: Discovered) -> Discovered:
@@ -71,6 +73,7 @@ def joined(one: Discovered, other: Discovered) -> Discovered:
         gpus=one.gpus or other.gpus,
         dcgm_pages=tuple(dict.fromkeys((*one.dcgm_pages, *other.dcgm_pages))),
         prometheus_url=one.prometheus_url or other.prometheus_url,
+        prometheus_auth=one.prometheus_auth if one.prometheus_url else other.prometheus_auth,
         scrape_interval_s=one.scrape_interval_s or other.scrape_interval_s,
         alertmanager_url=one.alertmanager_url or other.alertmanager_url,
         kubernetes_namespace=one.kubernetes_namespace or other.kubernetes_namespace,

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailkeeper.init.found import GatewayHere
+from tailkeeper_exporter.catalog import SCRAPE_SUCCESS
 from tailkeeper_exporter.discovery.prometheus import EngineSeen, engines_in
 from tailkeeper_exporter.exposition import PageParser
+from tailkeeper_exporter.gpu.dcgm_page import GPU_UTIL
 from tailkeeper_exporter.page import PageError
 from tailkeeper_watchdog.actuators.calls import CallError
 from tailkeeper_watchdog.actuators.envoy_admin import configs_of, parse_clusters
@@ -20,10 +22,10 @@ from tailkeeper_watchdog.actuators.traefik import parse_services
 START_TIME = "process_start_time_seconds"
 MAX_MODELS = 20
 KINDS = {
-    "tailkeeper_exporter_scrape_success": "exporter",
+    SCRAPE_SUCCESS.name: "exporter",
     "prometheus_build_info": "prometheus",
     "alertmanager_build_info": "alertmanager",
-    "DCGM_FI_DEV_GPU_UTIL": "dcgm",
+    GPU_UTIL: "dcgm",
 }
 """Series that tell pages apart which are no engine's."""
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailkeeper.asking import AskError
+from tailkeeper.auth_options import files_of
 from tailkeeper.init.found import Discovered, EngineHere, GatewayHere, GpusHere
 from tailkeeper.prometheus_api import PrometheusApi, Row
+from tailkeeper_exporter.catalog import SCRAPE_SUCCESS
 from tailkeeper_exporter.discovery.base import DiscoveryError, Found
 from tailkeeper_exporter.discovery.prometheus import PrometheusLister
+from tailkeeper_exporter.gpu.dcgm_page import GPU_UTIL
 from tailkeeper_exporter.settings import Auth, PrometheusDiscovery, check_url
 
 DEADLINE_S = 10.0
 MAX_NAMED = 20
 """Servers of a gateway that are named in the file; a person reads them."""
-DCGM = "DCGM_FI_DEV_GPU_UTIL"
-OWN = "tailkeeper_exporter_scrape_success"
 
 Say = Callable[[str], None]
 
@@ -62,18 +62,18 @@ SIGNS = (
 )
 
 
-async def look(url: str, say: Say) -> Discovered:
+async def look(url: str, auth: Auth, say: Say) -> Discovered:
     """Raises AskError where the server cannot be asked."""
-    async with PrometheusApi(url, Auth()) as api:
+    async with PrometheusApi(url, auth) as api:
         say(
             f"asking {url}: which targets have an engine's metrics (vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp, NIM, Ray, Triton)"
         )
         await api.query("time()")
-        listing = await _engines(url)
+        listing = await _engines(url, auth)
         say(f"asking {url}: gateways, GPUs, exporters of ours, Alertmanager, scrape intervals")
         gateways = [found for sign in SIGNS for found in gateways_in(sign, await api.query(query_of(sign)))]
-        dcgm = _pages(await api.query(f"count by (instance) ({DCGM})"))
-        ours = _pages(await api.query(f"count by (instance) ({OWN})"))
+        dcgm = _pages(await api.query(f"count by (instance) ({GPU_UTIL})"))
+        ours = _pages(await api.query(f"count by (instance) ({SCRAPE_SUCCESS.name})"))
         managers = await api.alertmanagers()
         interval_s = await _interval(api, {engine.found.name for engine in listing[0]})
     return Discovered(
@@ -82,6 +82,7 @@ async def look(url: str, say: Say) -> Discovered:
         gpus=GpusHere((f"those that DCGM's exporter at {dcgm[0]} tells of",), f"{dcgm[0]}/metrics") if len(dcgm) == 1 else None,
         dcgm_pages=dcgm,
         prometheus_url=url,
+        prometheus_auth=files_of(auth),
         scrape_interval_s=interval_s,
         alertmanager_url=managers[0] if managers and _is_url(managers[0]) else None,
         exporters=ours,
@@ -89,9 +90,9 @@ async def look(url: str, say: Say) -> Discovered:
     )
 
 
-async def _engines(url: str) -> tuple[tuple[EngineHere, ...], tuple[str, ...]]:
+async def _engines(url: str, auth: Auth) -> tuple[tuple[EngineHere, ...], tuple[str, ...]]:
     try:
-        listing = await PrometheusLister(PrometheusDiscovery(kind="prometheus", url=url)).list(DEADLINE_S)
+        listing = await PrometheusLister(PrometheusDiscovery(kind="prometheus", url=url, auth=auth)).list(DEADLINE_S)
     except DiscoveryError as error:
         return (), (f"engines in Prometheus: {error}",)
     return tuple(EngineHere(found, models=_models(found)) for found in listing.found), listing.notes
@@ -149,10 +150,7 @@ def _missing(engines: Iterable[EngineHere], gateways: object, dcgm: object, mana
     looked = (
         (engines, "engines: no target of that Prometheus has an engine's metrics"),
         (gateways, "gateways: no metrics of HAProxy, Envoy, Traefik, an LLM router or LiteLLM there"),
-        (dcgm, f"GPUs in Prometheus: no {DCGM}, so no DCGM exporter is scraped"),
+        (dcgm, f"GPUs in Prometheus: no {GPU_UTIL}, so no DCGM exporter is scraped"),
         (managers, "Alertmanager: that Prometheus names none"),
     )
     return [sentence for found, sentence in looked if not found]
-
-
-__all__ = ["AskError", "look"]

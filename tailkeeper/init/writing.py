@@ -215,7 +215,9 @@ def _discovery(found: Discovered, engines: list[EngineHere]) -> Iterator[str]:
     yield "# Engines that come and go can be found instead of listed: one of these lines in the place of []."
     lines = []
     if found.prometheus_url is not None:
-        lines.append((_by_discovery(found, engines), flow({"kind": "prometheus", "url": found.prometheus_url})))
+        lines.append(
+            (_by_discovery(found, engines), flow({"kind": "prometheus", "url": found.prometheus_url, **_credentials(found)}))
+        )
     namespace = found.kubernetes_namespace or "llm"
     pods = {"kind": "kubernetes", "namespace": namespace, "selector": "app=vllm", "port": 8000, "engine": "vllm"}
     lines.append((False, flow(pods)))
@@ -224,6 +226,10 @@ def _discovery(found: Discovered, engines: list[EngineHere]) -> Iterator[str]:
     yield "discovery:" if active else "discovery: []"
     yield from (f"  - {text}" if is_on else f"#  - {text}" for is_on, text in lines)
     yield ""
+
+
+def _credentials(found: Discovered) -> dict[str, Any]:
+    return {"auth": dict(found.prometheus_auth)} if found.prometheus_auth else {}
 
 
 def _gateways(gateways: list[tuple[str, GatewayHere]]) -> Iterator[str]:
@@ -302,7 +308,7 @@ def _other_sources(found: Discovered) -> Iterator[str]:
         yield f"  # A Tailkeeper exporter runs at {comment(url)} already: name it in urls instead of starting another one"
     if found.prometheus_url is not None:
         interval = found.scrape_interval_s or 15
-        source = {"kind": "prometheus", "url": found.prometheus_url, "interval_s": interval}
+        source = {"kind": "prometheus", "url": found.prometheus_url, "interval_s": interval, **_credentials(found)}
         yield "  # Or from your Prometheus, without asking the engines anything (then a hung one cannot be told from a busy one):"
         yield f"  # source: {flow(source)}"
 

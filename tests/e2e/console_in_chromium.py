@@ -83,13 +83,13 @@ class Served:
     """The watchdog's application on one loopback port, to be stopped and started again."""
 
     def __init__(self, world: World, token: str | None) -> None:
-        self._world, self._token = world, token
+        self.world, self._token = world, token
         self.port = free_port()
         self.live = Live()
 
     async def start(self) -> None:
         self.live = Live()
-        app = gated(self._world, self._token, live=self.live)
+        app = gated(self.world, self._token, live=self.live)
         config = uvicorn.Config(
             app, host="127.0.0.1", port=self.port, log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=1,

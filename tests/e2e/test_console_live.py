@@ -79,6 +79,41 @@ async def test_after_a_restart_of_the_watchdog_the_page_streams_again() -> None:
         assert served.live.open == 1
 
 
+async def test_a_watchdog_that_starts_with_an_empty_ledger_tells_its_own_decisions() -> None:
+    world = await _world()
+    world.sick["sim-a"].state = State.HUNG
+    await world.run(2)
+    other = await _world()
+    await other.run(30)
+    other.sick["sim-b"].state = State.HUNG
+    await other.run(2)
+    assert [w.ledger.decisions()[0].id for w in (world, other)] == [1, 1]
+    async with console(world) as (shown, served):
+        shown.expected.append("ERR_")
+        page = await shown.open()
+        await becomes(page, "#decisions", "sim-a: drained")
+        await served.stop()
+        served.world = other
+        await served.start()
+        await becomes(page, "#decisions", "sim-b: drained")
+        assert "sim-a" not in await text_of(page, "#decisions")
+
+
+@pytest.mark.parametrize("back_s", [20, 3_600])
+async def test_a_clock_that_is_set_back_stops_neither_the_page_nor_its_lines(back_s: float) -> None:
+    world = await _world()
+    async with console(world) as (shown, _):
+        page = await shown.open()
+        await becomes(page, "#clock", "live")
+        world.clock.step_s = -back_s
+        for tick in (61, 62):
+            await world.run(0.5)
+            await becomes(page, "#clock", f"tick {tick}")
+        drawn = page.locator("#backends tr").nth(1).locator("polyline.line").last
+        ends = [float(point.split(",")[0]) for point in (await drawn.get_attribute("points") or "").split()]
+        assert max(ends) == 100, "the newest point is now, and none is after it"
+
+
 @pytest.mark.parametrize("way", ["refused", "gone", "silent", "no stream"])
 async def test_where_there_is_no_stream_the_page_asks(way: str) -> None:
     """Too many streams; a proxy that cuts it; one that gathers it for ever; one that answers with a page of its own."""

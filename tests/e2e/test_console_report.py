@@ -158,6 +158,15 @@ async def test_what_a_report_holds_is_text_and_of_its_own_shape_whatever_is_in_i
             assert await overflow(page) == []
 
 
+async def test_a_report_leaves_nothing_of_the_one_before_it_even_where_that_said_something_twice(report: dict[str, Any]) -> None:
+    async with console(await _world()) as (shown, _):
+        page = await shown.open()
+        for said in (["twice", "twice"], ["twice", "twice"], ["once"]):
+            await _show(page, {**report, "unknown": said}, f"{said[0]}.json")
+            await becomes(page, "#report-name", f"{said[0]}.json")
+            assert await page.locator("#report-unknown li").all_inner_texts() == said
+
+
 async def test_ten_thousand_decisions_are_turned_by_pages(report: dict[str, Any]) -> None:
     one = {"time": 1.78e9, "policy": "p", "backend": "b", "knob": "weight", "from": 1, "to": 0.5, "verdict": "applied"}
     many = [{**one, "time": 1.78e9 + i, "reason": f"reason {i}"} for i in range(10_000)]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import parse
-from tailkeeper.doctor import examine
+from tailkeeper.doctor import Also, examine
 from tailkeeper.doctor.findings import Finding, Mistake, Severity
 from tailkeeper.init import on_machine
 from tests.contract.envoy_world import assignment, endpoint, envoy
@@ -34,7 +34,7 @@ RULES = (ROOT / "alerts" / "generated" / "tailkeeper.rules.yml").read_text()
 
 
 def found(document: Mapping[str, Any], prometheus: str | None = None) -> dict[Mistake, Finding]:
-    report = examine(parse(document), lambda done, of: None, prometheus)
+    report = examine(parse(document), lambda done, of: None, None if prometheus is None else Also(prometheus))
     return {finding.mistake: finding for finding in report.findings}
 
 

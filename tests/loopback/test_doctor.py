@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import time
@@ -18,8 +19,9 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import parse
-from tailkeeper.doctor import Report, examined
+from tailkeeper.doctor import Also, Report, examined
 from tailkeeper.doctor.findings import Finding, Mistake, Severity
+from tailkeeper_exporter.settings import Auth
 from tests.contract.webhook_gateway import NORMAL, WebhookGateway, webhook_gateway
 from tests.e2e.real_programs import free_port
 from tests.unit.fake_engine import FakeEngine
@@ -75,11 +77,11 @@ class Fleet:
         found: dict[str, Any] = self.document["backends"][0]
         return found
 
-    async def examined(self) -> Report:
-        return await examined(parse(self.document), lambda done, of: None)
+    async def examined(self, also: Also | None = None) -> Report:
+        return await examined(parse(self.document), lambda done, of: None, also)
 
-    async def found(self) -> dict[Mistake, Finding]:
-        return {finding.mistake: finding for finding in (await self.examined()).findings}
+    async def found(self, also: Also | None = None) -> dict[Mistake, Finding]:
+        return {finding.mistake: finding for finding in (await self.examined(also)).findings}
 
 
 @pytest.fixture
@@ -172,6 +174,15 @@ async def test_a_probe_that_brings_no_token_is_told(fleet: Fleet, case: str) -> 
     assert (found[mistake].severity is Severity.WARNING) == (case == "full")
 
 
+async def test_an_engine_without_any_page_is_judged_by_its_token(fleet: Fleet) -> None:
+    """As Ollama and others that only have `/v1`; `init` writes them as generic."""
+    fleet.engine.health = fleet.engine.page = reply(404)
+    fleet.backend["engine"] = "generic"
+    assert await fleet.found() == {}
+    fleet.backend["probe"] = {"enabled": False}
+    assert set(await fleet.found()) == {Mistake.NOT_AN_ENGINE}
+
+
 async def test_an_engine_whose_probe_is_off_is_not_asked_for_a_token(fleet: Fleet) -> None:
     fleet.engine.probe = reply(500)
     fleet.backend["probe"] = {"enabled": False}
@@ -207,7 +218,7 @@ async def test_a_certificate_that_is_not_trusted_is_told_and_trusted_where_its_a
         fleet.backend["url"] = f"https://localhost:{server.sockets[0].getsockname()[1]}"
         fleet.backend["probe"] = {"enabled": False}
         finding = (await fleet.found())[Mistake.TLS_FAILED]
-        assert "not trusted" in finding.what
+        assert "of no authority that is trusted here" in finding.what
         assert "backends.0.auth.ca_file" in finding.do
         fleet.backend["auth"] = {"ca_file": str(TLS / "localhost.pem")}
         assert Mistake.TLS_FAILED not in await fleet.found()
@@ -232,6 +243,16 @@ async def test_a_key_file_that_holds_no_key_is_told_without_its_content(fleet: F
     (finding,) = report.findings
     assert (finding.mistake, finding.where) == (Mistake.TOKEN_MISSING, "backends.0.api_key_file")
     assert "secret" not in f"{finding}"
+
+
+async def test_an_authority_that_is_no_certificate_is_told_as_such_at_its_backend(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("not a certificate")
+    fleet.backend["url"] = fleet.backend["url"].replace("http:", "https:")
+    fleet.backend["auth"] = {"ca_file": str(tmp_path / "ca.pem")}
+    finding = (await fleet.found())[Mistake.TOKEN_MISSING]
+    assert (finding.backend, finding.where) == ("a", "backends.0.auth")
+    assert str(tmp_path / "ca.pem") in finding.what
+    assert "as PEM" in finding.do
 
 
 async def test_a_clock_that_is_a_minute_behind_is_told(fleet: Fleet) -> None:
@@ -389,6 +410,63 @@ async def test_rules_that_are_not_loaded_or_fail_are_told(fleet: Fleet, rules: l
         assert set(await fleet.found()) == mistakes
 
 
+def prometheus(told: list[dict[str, str]], targets: list[dict[str, Any]]) -> Handler:
+    """One that scrapes ``targets``, with these series of our exporter and all rules loaded."""
+
+    async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        rows = [{"metric": labels, "value": [0, "1"]} for labels in told if "llm_backend_up" in seen.path]
+        clock = {"resultType": "scalar", "result": [0, str(time.time())]}
+        answers = {
+            "/api/v1/query": clock if "time%28%29" in seen.path else {"resultType": "vector", "result": rows},
+            "/api/v1/rules": {"groups": [{"rules": [{"name": "TelemetryLost", "type": "alerting", "health": "ok"}]}]},
+            "/api/v1/targets": {"activeTargets": targets},
+        }
+        data = answers.get(seen.path.partition("?")[0])
+        await (reply(404) if data is None else reply(200, {"status": "success", "data": data}))(seen, writer)
+
+    return serve
+
+
+@pytest.mark.parametrize(("interval", "mistakes"), [("15s", set()), ("1m", {Mistake.STALE_LIMIT_TOO_SMALL})])
+async def test_an_exporter_that_is_scraped_too_rarely_is_told_by_whatever_name_prometheus_has_for_it(
+    fleet: Fleet, interval: str, mistakes: set[Mistake]
+) -> None:
+    target = {
+        "labels": {"instance": "exporter:9400", "job": "tailkeeper-exporter"},
+        "scrapeUrl": "http://exporter:9400/metrics",
+        "health": "up",
+        "scrapeInterval": interval,
+    }
+    fleet.document["exporter"]["listen"] = "0.0.0.0:9400"
+    async with serving_raw(prometheus([{"backend": "a", "instance": "exporter:9400"}], [target])) as server:
+        fleet.document["watchdog"]["source"] = {"kind": "prometheus", "url": server.url, "interval_s": 15}
+        assert set(await fleet.found()) == mistakes
+
+
+async def test_a_job_that_is_to_be_added_names_no_address_at_which_nobody_can_be_asked(fleet: Fleet) -> None:
+    fleet.document["exporter"]["listen"] = "0.0.0.0:9444"
+    async with serving_raw(prometheus([], [])) as server:
+        fleet.document["watchdog"]["source"] = {"kind": "prometheus", "url": server.url}
+        finding = (await fleet.found())[Mistake.PROMETHEUS_NOT_SCRAPING]
+    assert '"HOST:9444"' in finding.do
+    assert "as Prometheus reaches it" in finding.do
+
+
+async def test_a_prometheus_of_the_command_line_is_asked_with_the_credentials_that_stand_there(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    told = prometheus([{"backend": "a", "instance": "x:1"}], [])
+
+    async def guarded(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await (told if seen.headers.get("authorization") == "Bearer s3cret" else reply(401, "no"))(seen, writer)
+
+    async with serving_raw(guarded) as server:
+        finding = (await fleet.found(Also(server.url)))[Mistake.TOKEN_MISSING]
+        assert (finding.where, finding.do.endswith("name it in --auth")) == ("--auth", True)
+        assert await fleet.found(Also(server.url, Auth(bearer_file=tmp_path / "token"))) == {}
+
+
 async def test_a_prometheus_that_is_not_there_or_is_none_is_told(fleet: Fleet) -> None:
     async with serving_raw(HTML) as server:
         for url in (server.url, f"http://127.0.0.1:{free_port()}"):
@@ -448,6 +526,20 @@ async def test_a_full_disk_and_a_state_that_cannot_be_written_are_told(fleet: Fl
     assert found[Mistake.DISK_FULL].severity is Severity.WRONG
 
 
+async def test_a_state_in_a_folder_that_we_may_not_enter_is_told_as_such(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, looked_at = Path(fleet.document["watchdog"]["state"]), Path.stat
+
+    def stat(path: Path, **more: Any) -> os.stat_result:
+        if path == state:
+            raise PermissionError(13, "Permission denied")
+        return looked_at(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr("tailkeeper.doctor.machine.may", lambda path, mode: False)
+    finding = (await fleet.found())[Mistake.STATE_NOT_WRITABLE]
+    assert (finding.where, str(state.parent) in finding.what) == ("watchdog.state", True)
+
+
 @pytest.mark.parametrize(
     ("document", "mistakes"),
     [
@@ -462,6 +554,15 @@ async def test_a_watchdog_that_runs_may_be_paused_or_be_somebody_else(
     async with serving_raw(routes({"/api/v1/fleet": reply(200, document)})) as server:
         fleet.document["watchdog"]["listen"] = server.url.removeprefix("http://")
         assert set(await fleet.found()) == mistakes
+
+
+async def test_a_silent_watchdog_is_not_taken_for_another_program(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailkeeper.doctor.machine.ASK_S", 0.2)
+    async with serving_raw(silence) as server:
+        fleet.document["watchdog"]["listen"] = server.url.removeprefix("http://")
+        found = await fleet.found()
+    assert set(found) == {Mistake.NOT_CHECKED}
+    assert "does not answer within 0.2 s" in found[Mistake.NOT_CHECKED].what
 
 
 async def test_gpus_that_are_named_and_not_there_are_told(fleet: Fleet, tmp_path: Path) -> None:

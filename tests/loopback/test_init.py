@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -13,6 +19,7 @@ from tailkeeper.config import load
 from tailkeeper.init import on_machine
 from tests.e2e.exporter_process import engine_process
 from tests.e2e.real_programs import free_port
+from tests.e2e.tiny_servers import answer, serving
 from tests.unit.fake_engine import FakeEngine
 from tests.unit.loopback import Handler, reply, routes, silence
 from tests.unit.loopback import serving as serving_raw
@@ -72,7 +79,14 @@ def test_a_link_that_leads_nowhere_counts_as_there(tmp_path: Path) -> None:
     [
         (["--prometheus", "prometheus:9090"], 2, "--prometheus: must be an http:// or https:// URL"),
         (["--prometheus", "http://me:secret@p:9090"], 2, "must carry no user and password"),
+        (["--auth", "bearer_file=t"], 2, "--auth belongs to --prometheus URL"),
+        (
+            ["--prometheus", "http://p:9090", "--auth", "bearer_file=/nowhere/t"],
+            2,
+            "--auth bearer_file: /nowhere/t cannot be read",
+        ),
         (["--out", "/nowhere/at/all.yaml"], 2, "the folder /nowhere/at does not exist"),
+        (["--out", f"/{'x' * 300}/all.yaml"], 2, "does not exist or may not be entered"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_done(
@@ -90,8 +104,40 @@ def test_a_prometheus_that_cannot_be_asked_ends_it_with_nothing_written(tmp_path
     denied = init("--prometheus", denying, "--out", str(out))
     assert (refused.exit_code, denied.exit_code) == (1, 1)
     assert "nothing listens there" in " ".join(refused.output.split())
-    assert "has no credentials" in " ".join(denied.output.split())
+    assert "--auth bearer_file=FILE, basic_file=FILE" in " ".join(denied.output.split())
     assert not out.exists()
+
+
+@contextmanager
+def prometheus_for(authorization: str) -> Iterator[str]:
+    """The address of one that knows one engine, and tells whoever sends that header."""
+    row = {"metric": {"instance": "10.0.0.9:8000", "job": "vllm", "__name__": "vllm:num_requests_running"}, "value": [0, "1"]}
+
+    def tell(handler: BaseHTTPRequestHandler) -> None:
+        if handler.headers.get("authorization") != authorization:
+            return answer(handler, 401, b"no")
+        rows = [row] if "vllm" in handler.path else []
+        data: dict[str, Any] = {"resultType": "vector", "result": rows}
+        if "time%28%29" in handler.path:
+            data = {"resultType": "scalar", "result": [0, str(time.time())]}
+        return answer(handler, 200, json.dumps({"status": "success", "data": data}).encode())
+
+    with serving(tell) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_a_prometheus_that_wants_a_token_is_asked_with_it_and_the_file_names_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("token").write_text("s3cret\n")
+    with prometheus_for("Bearer s3cret") as url:
+        done = init("--prometheus", url, "--auth", "bearer_file=token")
+    assert done.exit_code == 0, done.output
+    written = Path("tailkeeper.yaml").read_text()
+    assert "http://10.0.0.9:8000" in written
+    assert f"auth: {{bearer_file: {tmp_path / 'token'}}}" in written
+    assert "s3cret" not in written + done.output
 
 
 def test_an_engine_on_a_local_port_is_found_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,23 @@ from tailkeeper_exporter.change_rights import read_token, refused
 
 def test_the_token_is_the_files_text_without_the_white_space_around_it(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("  correct horse \n")
+    file.write_text("  correct-horse \n")
 
-    assert read_token(file, "exporter.token_file") == "correct horse"
+    assert read_token(file, "exporter.token_file") == "correct-horse"
     assert read_token(None, "exporter.token_file") is None
 
 
-@pytest.mark.parametrize(("content", "why"), [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe\x00", "is not text")])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"correct horse", "must hold the token alone, one word"),
+        ("café".encode(), "must hold the token alone, one word"),
+        (b"one\ntwo", "must hold one line"),
+    ],
+)
 def test_a_file_without_a_token_is_refused_by_its_setting_and_its_path(tmp_path: Path, content: bytes, why: str) -> None:
     file = tmp_path / "token"
     file.write_bytes(content)

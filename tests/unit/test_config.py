@@ -291,6 +291,18 @@ def test_the_token_of_the_files_own_exporter_goes_to_no_address_that_is_named(ch
 ROUTER = {"name": "edge/1", "kind": "sglang_router", "url": "http://127.0.0.1:30000"}
 
 
+@pytest.mark.parametrize("key", ["state", "records"])
+def test_a_folder_that_the_system_does_not_let_us_look_at_is_told_like_one_that_is_not_there(tmp_path: Path, key: str) -> None:
+    file, nowhere = tmp_path / "t.yaml", str(tmp_path / ("x" * 300) / "t.db")  # no name can be that long
+    good = {"state": str(tmp_path / "t.db")}
+    file.write_text(yaml.safe_dump({"watchdog": {**good, **({key: nowhere} if key == "state" else {key: {"path": nowhere}})}}))
+    with pytest.raises(ConfigError) as raised:
+        load(file)
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"watchdog.{key}")
+    assert "cannot be looked at" in problem
+
+
 @pytest.mark.parametrize("kind", ["sglang_router", "vllm_router"])
 def test_a_router_notes_the_workers_that_are_taken_out_beside_the_state(kind: str) -> None:
     document = {"gateways": [{**ROUTER, "kind": kind}], "watchdog": {"state": "/var/lib/tk/fleet.db"}}
@@ -335,9 +347,10 @@ def test_check_config_says_what_a_tap_can_do(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
 
     assert result.exit_code == 0, result.output
-    (row,) = [line for line in result.output.splitlines() if line.startswith("gpu_health_gate")]
-    assert "enforced" in row
-    assert "nobody to send its traffic to" in row
+    lines = result.output.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("gpu_health_gate")]
+    assert "enforced" in lines[at]
+    assert any("not enforceable" in line and "nobody to send its traffic to" in line for line in lines[at + 1 : at + 3])
 
 
 SECRET_URL = "http://user:hunter2@127.0.0.1:1"

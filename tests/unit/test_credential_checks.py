@@ -122,6 +122,17 @@ def test_what_is_allowed_and_unwise_is_a_warning(
     assert SECRET not in result.output
 
 
+@pytest.mark.parametrize("section", ["exporter", "watchdog"])
+def test_our_own_token_is_one_that_every_client_can_send_and_its_file_is_looked_at_too(section: str, tmp_path: Path) -> None:
+    refused = checked(tmp_path, {section: {"token_file": written(tmp_path / "phrase", f"{SECRET} {SECRET}")}})
+    assert refused.exit_code == 2
+    assert f"{section}.token_file: {tmp_path / 'phrase'} must hold the token alone, one word" in refused.output
+    taken = checked(tmp_path, {section: {"token_file": written(tmp_path / "open", SECRET, 0o644)}})
+    assert taken.exit_code == 0
+    assert f"warning: {section}.token_file: {tmp_path / 'open'} can be read by every user" in taken.output
+    assert SECRET not in refused.output + taken.output
+
+
 def test_a_set_credential_of_the_defaults_is_left_out_by_null(tmp_path: Path, token: str) -> None:
     defaults = {"auth": {"bearer_file": token}}
     backend = {**BACKEND, "auth": {"bearer_file": None, "basic_file": token}}

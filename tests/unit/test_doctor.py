@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tailkeeper.asking import Clock, clock_by
+from tailkeeper.asking import Clock, ask_error, clock_by
 from tailkeeper.doctor import report
 from tailkeeper.doctor.command import ProgressLine
 from tailkeeper.doctor.findings import Check, Checked, Finding, Findings, Mistake, Report, Severity
 from tailkeeper.doctor.people import _receivers
 from tailkeeper.doctor.running import run_checks
-from tailkeeper.doctor.sentences import skewed
+from tailkeeper.doctor.sentences import skewed, unreachable
+from tailkeeper_exporter.fetch import FetchError
+from tailkeeper_exporter.page import Reason
+from tailkeeper_exporter.tls import TlsCode
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
@@ -145,6 +148,23 @@ def test_a_date_that_is_none_tells_no_time(date: str) -> None:
 def test_a_clock_that_differs_by_seconds_is_told(clock: Clock | None, said: str) -> None:
     found = skewed(clock, "x", "Prometheus")
     assert [said in f.what for f in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "do"),
+    [
+        (TlsCode.EXPIRED, "its certificate has expired", "renew it there"),
+        (TlsCode.WRONG_NAME, "its certificate is for another name", "write a name that it holds into the url"),
+        (TlsCode.CERTIFICATE_WANTED, "it wants a client certificate", "name one in backends.0.auth.cert_file"),
+        (TlsCode.PLAIN, "it does not speak TLS there", "is it http://"),
+        (TlsCode.OTHER, "TLS failed", "name its certificate's authority in backends.0.auth.ca_file"),
+    ],
+)
+def test_tls_that_fails_is_told_with_what_mends_that_failure(code: TlsCode, what: str, do: str) -> None:
+    error = ask_error(FetchError(Reason.TLS, code.sentence, tls=code), 3.0)
+    found = unreachable(error, Mistake.BACKEND_UNREACHABLE, "x", "https://a:8000", "the engine", "backends.0.api_key_file")
+    assert found.mistake is Mistake.TLS_FAILED
+    assert (what in found.what, found.do.startswith(do)) == (True, True), found
 
 
 @pytest.mark.parametrize(

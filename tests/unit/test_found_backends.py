@@ -189,5 +189,5 @@ def test_check_config_says_what_each_discovery_finds_now_and_a_failing_one_is_no
     result = CliRunner().invoke(app, ["check-config", "-c", str(file)])
     assert result.exit_code == 0, result.output
     assert "discovery.0 (file_sd): found 3 backends; 1 of them left out: z:1: engine: field required" in result.output
-    assert "discovery.1 (dns): found 1 backends" in result.output
+    assert "discovery.1 (dns): found 1 backend" in result.output
     assert "discovery.2 (prometheus): cannot be asked now: http://127.0.0.1" in result.output

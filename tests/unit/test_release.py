@@ -68,6 +68,8 @@ def test_a_licence_is_what_the_package_itself_names(fields: list[tuple[str, str]
         ("GNU General Public License v3 (GPLv3)", True),
         ("SSPL-1.0", True),
         ("LGPL-2.1-only", False),
+        ("GNU Lesser General Public License v3 or later (LGPLv3+)", False),
+        ("GNU Affero General Public License v3", True),
         ("MPL-2.0", False),
         ("Apache-2.0 AND MIT", False),
     ],

@@ -55,6 +55,8 @@ def test_what_is_no_time_is_refused_with_what_is_allowed(given: str) -> None:
         (["--prometheus", "http://p", "--start", "now", "--end", "2200-01-01"], "--start must be in the past"),
         (["--prometheus", "p", "--start", "-1d", "--end", "now"], "--prometheus"),
         (["--records", "x", "-c", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["--records", "x", "--auth", "bearer_file=t"], "--auth belongs to --prometheus"),
+        (["--prometheus", "http://p", "--start", "-1d", "--end", "now", "--auth", "bearer_file=/nowhere/t"], "/nowhere/t cannot"),
     ],
 )
 def test_wrong_usage_is_said_and_ends_with_2(arguments: list[str], said: str) -> None:

@@ -37,6 +37,12 @@ def test_a_reason_that_fits_stands_beside_its_backend() -> None:
     assert line.endswith("no policy wants a change")
 
 
+@pytest.mark.parametrize(("state", "said"), [("serving", "no traffic"), ("unknown", "unknown")])
+def test_a_backend_of_which_nothing_is_known_is_not_said_to_have_no_traffic(state: str, said: str) -> None:
+    line = fleet_table(fleet(backend(state=state, p99_s=None, hscore=0.5)), 120).splitlines()[2]
+    assert f"0.50 {said} 100%" in " ".join(line.split())
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [

@@ -59,9 +59,9 @@ def test_a_policy_that_goes_in_part_says_so_for_each_of_its_knobs() -> None:
         "taint": {"actuation": "not_enforceable", "why": "no taints here"},
     }
     assert support_lines("memory_breaker", "a", row) == [
-        ("memory_breaker", "a", "enforced", "taint not: no taints here"),
-        ("  admission", "a", "enforced", ""),
-        ("  taint", "a", "not enforceable", "no taints here"),
+        ("memory_breaker", "a", "enforced", "in part: admission"),
+        ("  admission", "", "enforced", ""),
+        ("  taint", "", "not enforceable", "no taints here"),
     ]
 
 

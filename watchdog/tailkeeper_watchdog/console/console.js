@@ -18,7 +18,7 @@ const SECOND_MS = 1000;
 const PROMISES_MS = 10_000; // an incident is over in a minute, and what it cost must not read as nothing meanwhile
 const BY_HAND_MS = 30_000; // what changes with the configuration or by hand
 const LATE_TICKS = 3;
-const STEPPED_S = 60; // a picture that is older by more is no old one: the watchdog's clock was set back
+const STEPPED_S = 60; // by as much no picture is late: a watchdog has started whose clock was set back
 
 let latest = null; // { fleet, findings, decisions, at: when it came, by performance.now() }
 let lost = false;
@@ -44,9 +44,15 @@ function showClock() {
   say($("clock"), `tick ${count(tick)}, ${clock(time)} · ${streaming ? "live" : "asked every 2 s"}`);
 }
 
+// Whether it was written before what is shown already. Where only the clock goes back, it was set; where only the ticks do, it is
+// another watchdog.
+function isLate({ fleet }) {
+  const behind = latest ? latest.fleet.now - fleet.now : 0;
+  return behind > 0 && behind < STEPPED_S && fleet.tick <= latest.fleet.tick;
+}
+
 function show(picture) {
-  const behind = latest ? latest.fleet.now - picture.fleet.now : 0;
-  if (behind > 0 && behind < STEPPED_S) return; // written before what is shown already
+  if (isLate(picture)) return;
   performance.mark("picture");
   latest = { ...picture, at: performance.now() };
   lost = false;

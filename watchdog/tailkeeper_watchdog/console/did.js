@@ -39,8 +39,9 @@ export function makeDecision(d) {
   return item;
 }
 
+// With their time: a watchdog that began with an empty ledger numbers from one again.
 export const showDecisions = (list, decisions) => keyed(list, decisions.length ? decisions : [null],
-  (d) => (d ? String(d.id) : "none"), makeDecision, () => {});
+  (d) => (d ? `${d.id} ${d.time}` : "none"), makeDecision, () => {});
 
 export function showDid(fleet, decisions, now) {
   const changed = fleet.backends.filter((b) => b.leases.length);

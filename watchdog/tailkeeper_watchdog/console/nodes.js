@@ -24,7 +24,7 @@ export function button(text, className, click) {
   return node;
 }
 
-// One child of `parent` per item, in order; a child whose key is still there is kept.
+// One child of `parent` per item, in order; a child whose key is still there is kept. No two items may have one key.
 export function keyed(parent, items, keyOf, make, fill) {
   const known = new Map([...parent.children].map((node) => [node.dataset.key, node]));
   items.forEach((item, at) => {
@@ -41,7 +41,9 @@ export function keyed(parent, items, keyOf, make, fill) {
   for (const node of known.values()) node.remove();
 }
 
-export const lines = (parent, texts) => keyed(parent, texts, (text) => text, (text) => element("li", null, text), () => {});
+// By its place: two of them may say the same.
+export const lines = (parent, texts) => keyed(parent, texts.map((text, at) => ({ text, at })), (line) => String(line.at),
+  () => element("li"), (node, line) => say(node, line.text));
 
 export function meter() {
   const node = element("span", "meter");

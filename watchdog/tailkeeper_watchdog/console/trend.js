@@ -15,7 +15,8 @@ export function remember(fleet) {
   for (const name of history.keys()) if (!names.has(name)) history.delete(name);
   for (const b of fleet.backends) {
     const points = history.get(b.backend) || [];
-    if (points.length && points.at(-1)[0] >= fleet.time) continue; // of this tick already
+    while (points.length && points.at(-1)[0] > fleet.time) points.pop(); // the watchdog's clock was set back
+    if (points.length && points.at(-1)[0] === fleet.time) continue; // of this tick already
     points.push([fleet.time, b.p99_s]);
     const old = points.findIndex(([at]) => at >= fleet.time - SPAN_S);
     if (old > 0) points.splice(0, old);
