@@ -17,6 +17,7 @@ import structlog
 from tailkeeper_watchdog import core, quarantine
 from tailkeeper_watchdog.actuators.contract import Support
 from tailkeeper_watchdog.advice import advised
+from tailkeeper_watchdog.beat import Beat
 from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -128,6 +129,9 @@ class Loop:
         self.fleet = succeeded(Fleet(), parts.fleet(), (), 0.0)
         self._able: Mapping[tuple[str, Knob], Support] = parts.reconciler.support(self.fleet.backends)
         self.support: Mapping[tuple[str, Knob], Support] = self._able
+        self.beat = Beat(parts.tick_s, parts.monotonic())
+        self.failed = 0
+        """Ticks since the start that ended in an error."""
         self._on_tick = on_tick
         self._tick = 0
         self._changed_at: dict[tuple[str, Knob], float] = {}
@@ -138,14 +142,17 @@ class Loop:
         self._attribution_error: str | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until ``stop``; a tick that took too long is followed by the next one at once, never by two."""
+        """Tick on an even beat until ``stop``; a tick that took too long is followed by the next one at once, never by two.
+
+        Those that did not take place meanwhile are counted.
+        """
+        beat = self.beat = Beat(self.parts.tick_s, self.parts.monotonic())
         while not stop.is_set():
-            started = self.parts.monotonic()
+            beat.begin(self.parts.monotonic())
             await self.tick()
             self.parts.rest()
-            rest = self.parts.tick_s - (self.parts.monotonic() - started)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), max(0.001, rest))
+                await asyncio.wait_for(stop.wait(), max(0.001, beat.rest_s(self.parts.monotonic())))
 
     async def tick(self) -> TickRecord:
         """One tick. Never raises: what goes wrong is in the record."""
@@ -158,6 +165,7 @@ class Loop:
         except Exception as error:  # the tick boundary: it is recorded and acts on nothing
             with contextlib.suppress(Exception):  # a log on a full disk raises as well
                 log.exception("tick failed", tick=self._tick)
+            self.failed += 1
             record = self._failed(started, _in_words(error))
         self.latest = record
         self._tell(record)

@@ -68,6 +68,22 @@ DECISIONS = Metric(
 TICK_DURATION = Metric(
     "tailkeeper_tick_duration_seconds", Kind.HISTOGRAM, Unit.SECONDS, "One whole tick.", (), Merge.SUM, TICK_BUCKETS
 )
+TICKS_MISSED = Metric(
+    "tailkeeper_ticks_missed_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Ticks that were due and did not take place: the one before took too long, or the process or its machine stood still.",
+    (),
+    Merge.SUM,
+)
+TICKS_FAILED = Metric(
+    "tailkeeper_ticks_failed_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Ticks that ended in an error and changed nothing, as with a ledger that cannot be written.",
+    (),
+    Merge.SUM,
+)
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
 
@@ -266,6 +282,8 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     ACTUAL_WEIGHT,
     DECISIONS,
     TICK_DURATION,
+    TICKS_MISSED,
+    TICKS_FAILED,
     OBSERVATION_AGE,
     PAUSED,
     FINDINGS_OPEN,

@@ -28,6 +28,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
+from tailkeeper_watchdog.metrics import TICKS_FAILED, TICKS_MISSED
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.otlp.service import series_of
 from tailkeeper_watchdog.switches import MAX_HOLD_S, Switches
@@ -252,13 +253,15 @@ def _add_insights(api: FastAPI, watched: Watched) -> None:
 
 def _insight_series(watched: Watched) -> Iterator[Series]:
     """Views are taken now, in the loop's own thread; what is computed from them is computed where this is iterated."""
-    latest, insights = watched.loop.latest, watched.insights
-    promises = tuple(slo.series(insights.slo, watched.loop.parts.wall()))
+    loop, insights = watched.loop, watched.insights
+    latest = loop.latest
+    promises = tuple(slo.series(insights.slo, loop.parts.wall()))
     hardware = () if latest is None else insights.capacity.view(latest.situation)
-    pages = insights.forecast.view(watched.loop.fleet.backends)
+    pages = insights.forecast.view(loop.fleet.backends)
+    ticks = [(TICKS_MISSED, [((), float(loop.beat.missed))]), (TICKS_FAILED, [((), float(loop.failed))])]
     now = () if latest is None else tuple(in_force.finding_series(latest.findings))
     more = (capacity.series(hardware), forecast.series(pages), tuple(series_of(watched.telemetry)))
-    return chain(promises, now, watched.lease_series(), *more, tuple(kube_announcer.series_of(watched.announcers)))
+    return chain(ticks, promises, now, watched.lease_series(), *more, tuple(kube_announcer.series_of(watched.announcers)))
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:
