@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from operator import sub
 from typing import Generic, TypeVar
 
@@ -123,7 +124,7 @@ def bucket_quantile(histogram: Histogram, q: float) -> Quantile | None:
     is that bound and ``saturated`` is set (field report A3: it would read exactly that bound for ever).
     """
     total, bounds, counts = histogram.count, histogram.bounds, histogram.counts
-    if total <= 0 or len(bounds) < 2:
+    if not 0 < total < inf or len(bounds) < 2:
         return None
     rank = q * total
     index = bisect_left(counts, rank)

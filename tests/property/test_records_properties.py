@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailkeeper_exporter.readings import Histogram, Reading, Status
@@ -13,7 +14,8 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.model import BackendObservation, GpuObservation
 from tailkeeper_watchdog.records.observations import difference, patched
 
-numbers = st.one_of(st.integers(0, 10**6).map(float), st.floats(allow_nan=False, allow_infinity=False))
+numbers = st.one_of(st.integers(0, 10**6).map(float), st.floats(allow_nan=False))
+"""Infinity too: what two models of one backend count together may leave the range of a double."""
 readings = st.builds(
     lambda status, value, at, why: Reading(status, value if status is Status.PRESENT else None, at, why),
     st.sampled_from(Status), numbers, st.sampled_from([None, 1.0, 2.5]), st.sampled_from([None, "why"]),
@@ -33,7 +35,11 @@ observations = st.builds(
 )  # fmt: skip
 
 
+infinite = BackendObservation("x", State.SERVING, 0.0, histograms={"a": Histogram((0.1, float("inf")), (1.0, float("inf")), 1.0)})
+
+
 @given(st.lists(observations, min_size=1, max_size=5))
+@example([infinite, replace(infinite, histograms={"a": Histogram((0.1, float("inf")), (2.0, float("inf")), 2.0)})])
 def test_a_chain_of_differences_gives_back_every_observation(chain: list[BackendObservation]) -> None:
     before: BackendObservation | None = None
     again: BackendObservation | None = None

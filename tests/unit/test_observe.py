@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.exposition import PageParser
+from tailkeeper_exporter.readings import Status
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 
 PAGE = """\
@@ -34,3 +35,17 @@ def test_buckets_of_the_same_bounds_share_them_from_page_to_page() -> None:
     assert len(found) == 4
     assert len({id(histogram.bounds) for histogram in found}) == 1
     assert [list(histogram.counts) for histogram in found] == [[1.0, 2.0]] * 4
+
+
+def test_models_that_count_beyond_every_number_together_tell_nothing() -> None:
+    counts = "".join(
+        f'llm_requests_total{{backend="a",model="{model}",outcome="ok"}} 1.7e308\n'
+        f'llm_time_to_first_token_seconds_bucket{{backend="a",model="{model}",le="+Inf"}} 1.7e308\n'
+        f'llm_time_to_first_token_seconds_sum{{backend="a",model="{model}"}} 1\n'
+        f'llm_requests_running{{backend="a",model="{model}"}} 2\n'
+        for model in ("m", "n")
+    )
+    seen = observe(PageParser(WANTED).parse(counts.encode()).samples, 0.0, {})["a"]
+    assert seen.readings[f"{catalog.REQUESTS.name}{{ok}}"].status is Status.INVALID
+    assert seen.values == {catalog.RUNNING.name: 4.0}
+    assert seen.histograms == {}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.readings import Histogram
 from tailkeeper_watchdog.detectors import Symptom, slo_burn
 from tailkeeper_watchdog.model import Knob, Severity, Slo
 from tests.unit.watched_fleet import WatchedFleet, record
@@ -286,3 +291,19 @@ def test_what_was_refused_before_the_order_ended_is_no_failure_afterwards() -> N
             watched.ordered = set()
         watched.told(record(None, outcome="rejected"))
         assert watched.look(1.0) == ()
+
+
+def test_a_bucket_without_an_end_is_no_bound_to_count_by() -> None:
+    """The page has fewer buckets than it had when the late requests were counted."""
+    watched = fleet(ttft_p99_s=1.2)
+    for _ in range(20):
+        watched.did(ttft_s=[5.0] * 15)
+        watched.look(MINUTE_S)
+    situation = watched.situation(MINUTE_S)
+    now = replace(
+        situation.snapshot.observations["a"], histograms={catalog.TTFT.name: Histogram((0.5, inf), (0.0, 300.0), 1_500.0)}
+    )
+    found = slo_burn.detect(replace(situation, snapshot=replace(situation.snapshot, observations={"a": now})), watched.state)[1]
+    (late,) = found
+    assert late.evidence["counted"] == "from buckets"
+    assert "bucket_bound_s" not in late.evidence

@@ -128,5 +128,5 @@ def p99_by_backend(situation: Situation, signal: str) -> Mapping[str, Quantile]:
 
 def _by_backend(situation: Situation, signal: str) -> Mapping[str, Quantile]:
     names, found = columns(situation).names, p99(situation, signal)
-    told = zip(names, found.value.tolist(), found.samples.tolist(), found.saturated.tolist(), strict=True)
+    told = zip(names, found.value.tolist(), map(int, found.samples.tolist()), found.saturated.tolist(), strict=True)
     return {name: Quantile(value, samples, saturated) for name, value, samples, saturated in told if value == value}

@@ -53,6 +53,8 @@ from tailkeeper_watchdog.window import Window
 
 MIN_RECORDS = 20
 """Fewer request records than this have no P99 worth the name."""
+_HOSTILE = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+"""What a hostile page counts may leave the range of a double: NumPy is not to warn of it, as Python's own floats do not."""
 RECORDS_FRESH_S = WINDOW_S
 """A ring that nothing was added to for longer describes the past; the buckets are asked instead."""
 
@@ -107,6 +109,7 @@ def forget(memory: Memory, gone: frozenset[str], targets: frozenset[Target], wal
     )
 
 
+@_HOSTILE
 def score_fleet(
     snapshot: FleetSnapshot, records: tuple[RequestRecord, ...], memory: Memory, rules: Rules
 ) -> tuple[Memory, Situation]:
@@ -192,6 +195,7 @@ def _fill(
     return filled
 
 
+@_HOSTILE
 def detect_all(situation: Situation, memory: Memory, extra: tuple[Symptom, ...]) -> tuple[Memory, tuple[Symptom, ...]]:
     """The symptoms of this tick; ``extra`` are those that acting brought to light (contended knobs)."""
     states: dict[str, Any] = {}
@@ -203,6 +207,7 @@ def detect_all(situation: Situation, memory: Memory, extra: tuple[Symptom, ...])
     return replace(memory, detectors=states), tuple(symptoms)
 
 
+@_HOSTILE
 def decide_all(situation: Situation, memory: Memory, rules: Rules) -> tuple[Memory, tuple[DesiredState, ...]]:
     """What every policy wants, resolved to one wish per knob among the enforced ones."""
     states: dict[str, Any] = {}
@@ -244,6 +249,7 @@ def keep_book(memory: Memory, symptoms: tuple[Symptom, ...], situation: Situatio
     return replace(memory, book=update(memory.book, symptoms, DETECTORS, situation))
 
 
+@_HOSTILE
 def attribute(
     memory: Memory, records: tuple[RequestRecord, ...], decisions: tuple[Decision, ...], situation: Situation
 ) -> Memory:

@@ -41,7 +41,8 @@ class Quantiles:
     """One quantile of each backend: NaN, 0 and False where it is not known."""
 
     value: Column
-    samples: NDArray[np.int64]
+    samples: Column
+    """Whole numbers, and as large as a hostile page may count: a double has room for them, an integer has not."""
     saturated: Mask
 
     def copy(self) -> Quantiles:
@@ -180,7 +181,7 @@ class Rises:
 
     def _quantile(self, signal: str, q: float) -> Quantiles:
         size = len(self._windows)
-        found = Quantiles(np.full(size, nan), np.zeros(size, dtype=np.int64), np.zeros(size, dtype=bool))
+        found = Quantiles(np.full(size, nan), np.zeros(size), np.zeros(size, dtype=bool))
         for rows in self._rows:
             counts, bounds = rows.counts(SIGNAL_HISTOGRAM[signal])
             if len(bounds) < 2:
@@ -242,8 +243,7 @@ def _matrix(samples: Sequence[Sample]) -> Matrix:
 def _rise(windows: Sequence[Window]) -> Matrix:
     """By how much everything rose in windows of one layout."""
     starts, ends = [w.start for w in windows if w.start is not None], [w.end for w in windows if w.end is not None]
-    with np.errstate(invalid="ignore"):  # a hostile page may count to infinity
-        return _matrix(ends) - _matrix(starts)
+    return _matrix(ends) - _matrix(starts)
 
 
 def _number(value: float | None) -> float:
@@ -268,8 +268,8 @@ def _put_quantiles(found: Quantiles, places: NDArray[np.int64], counts: Matrix, 
     is_first = index == 0
     below_s, below = np.where(is_first, 0.0, limits[index - 1]), np.where(is_first, 0.0, counts[lines, index - 1])
     inside = counts[lines, index] - below
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = np.where(inside > 0, (ranks - below) / inside, 1.0)
         found.value[places] = np.where(saturated, bounds[-2], below_s + (limits[index] - below_s) * share)
-    found.samples[places] = totals
+    found.samples[places] = np.trunc(totals)
     found.saturated[places] = saturated

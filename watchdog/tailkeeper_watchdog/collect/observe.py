@@ -9,12 +9,12 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf
+from math import inf, isfinite
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import BY_NAME, Kind, Merge
 from tailkeeper_exporter.exposition import Part, SeriesKey
-from tailkeeper_exporter.readings import Histogram, Reading, absent, present
+from tailkeeper_exporter.readings import Histogram, Reading, absent, invalid, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.model import BackendObservation, GpuObservation
 
@@ -102,17 +102,23 @@ def _merge(values: dict[str, float], slot: str, value: float, rule: Merge) -> No
 
 
 def _observation(name: str, parts: _Parts, taken_at: float, reasons: tuple[str, ...]) -> BackendObservation:
-    readings: dict[str, Reading[float]] = {slot: present(value, taken_at) for slot, value in parts.values.items()}
+    readings = {slot: _whole(value, taken_at) for slot, value in parts.values.items()}
     histograms = {n: h for n, b in parts.buckets.items() if (h := _histogram(b, parts.sums.get(n))) is not None}
     gpus = tuple(_gpu(uuid, values, parts.throttled.get(uuid, set()), taken_at) for uuid, values in sorted(parts.gpus.items()))
     return BackendObservation(name, parts.state, 0.0, None, readings, histograms, gpus, reasons, frozenset(parts.models))
+
+
+def _whole(value: float, taken_at: float) -> Reading[float]:
+    """Each number of a page is finite; those of several models may leave the range of a double together."""
+    return present(value, taken_at) if isfinite(value) else invalid("too large a number", taken_at)
 
 
 def _histogram(buckets: dict[float, float], total: float | None) -> Histogram | None:
     if inf not in buckets or total is None:
         return None
     bounds = tuple(sorted(buckets))
-    return Histogram(_shared(bounds), array("d", [buckets[bound] for bound in bounds]), total)
+    counts = array("d", [buckets[bound] for bound in bounds])
+    return Histogram(_shared(bounds), counts, total) if isfinite(sum(counts) + total) else None
 
 
 @lru_cache(maxsize=MAX_BOUNDS)

@@ -394,7 +394,7 @@ def _counted_how(situation: Situation, name: str, signal: str, bound_s: float, h
     seen = situation.snapshot.observations.get(name)
     histogram = seen.histograms.get(SIGNAL_HISTOGRAM[signal]) if seen else None
     index = bisect_left(histogram.bounds, bound_s) if histogram else 0
-    if histogram is None or index >= len(histogram.bounds):
+    if histogram is None or index >= len(histogram.bounds) - 1:
         return {"bound_s": bound_s, "counted": "from buckets"}
     edge_s = histogram.bounds[index]
     how = "from buckets" if edge_s == bound_s else f"from buckets: those up to {edge_s:g} s count as in time"

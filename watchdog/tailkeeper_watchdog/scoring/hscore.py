@@ -60,7 +60,7 @@ class Evidence(NamedTuple):
 
     p95_s: float | None
     """Of the first token, over ``samples``. Where it is ``saturated`` it is at least that."""
-    samples: int
+    samples: float
     saturated: bool
     finished: float
     """Requests that finished in the window; 0 also where nobody tells which of them failed."""
