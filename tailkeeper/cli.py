@@ -308,10 +308,13 @@ def status(
 @app.command("release-all")
 def release_all(config: ConfigFile) -> None:
     """Undo every change that this watchdog made at any gateway, and nothing else."""
+    from tailkeeper.progress import OneLine
     from tailkeeper.release import release_everything
 
     loaded = _load(config)
-    lines, failed = release_everything(loaded)
+    progress = OneLine(sys.stderr)
+    lines, failed = release_everything(loaded, progress.say)
+    progress.end()
     for line in lines:
         typer.echo(line)
     if failed:
