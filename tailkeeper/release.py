@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tailkeeper.config import Config, own_url
-from tailkeeper.counted import plural
+from tailkeeper_exporter.counted import plural
 from tailkeeper_exporter.credentials import token_in
 from tailkeeper_watchdog.giving_back import MAY_STILL_COME
 from tailkeeper_watchdog.pending import MAY_COME_S
