@@ -19,10 +19,10 @@ import typer
 from tailkeeper import __version__, auth_options, credential_checks
 from tailkeeper.cli_bench import bench
 from tailkeeper.config import Config, ConfigError, credential_places, effective, load, weights_in
-from tailkeeper.counted import plural
 from tailkeeper.ending import FAILED, USAGE, fail, need
 from tailkeeper.logs import LogFormat, set_up
 from tailkeeper.watchdog_process import watchdog_of
+from tailkeeper_exporter.counted import plural
 from tailkeeper_exporter.settings import check_address, is_loopback, is_same_server
 from tailkeeper_watchdog.weights_file import WeightsFile
 
@@ -308,10 +308,13 @@ def status(
 @app.command("release-all")
 def release_all(config: ConfigFile) -> None:
     """Undo every change that this watchdog made at any gateway, and nothing else."""
+    from tailkeeper.progress import OneLine
     from tailkeeper.release import release_everything
 
     loaded = _load(config)
-    lines, failed = release_everything(loaded)
+    progress = OneLine(sys.stderr)
+    lines, failed = release_everything(loaded, progress.say)
+    progress.end()
     for line in lines:
         typer.echo(line)
     if failed:

@@ -129,12 +129,12 @@ def _located(gateway: Gateway, config: Config) -> Gateway:
     if not isinstance(gateway, TapGateway) or gateway.urls:
         return gateway
     source = config.watchdog.source
-    urls = source.urls if isinstance(source, ExporterSource) else (_own_url(config.exporter.listen),)
+    urls = source.urls if isinstance(source, ExporterSource) else (own_url(config.exporter.listen),)
     auth = Auth(bearer_file=config.exporter.token_file) if gateway.auth == Auth() else gateway.auth
     return gateway.model_copy(update={"urls": urls, "auth": auth})
 
 
-def _own_url(listen: str) -> str:
+def own_url(listen: str) -> str:
     """Where a server that listens at HOST:PORT is reached from the same machine."""
     host, _, port = listen.rpartition(":")
     here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)

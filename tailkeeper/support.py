@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailkeeper.config import Config, example
-from tailkeeper.counted import plural, some
+from tailkeeper_exporter.counted import plural, some
 
 if TYPE_CHECKING:
     from tailkeeper_exporter.discovery import Listing

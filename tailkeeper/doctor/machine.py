@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tailkeeper.asking import Asker, AskError, Trouble
-from tailkeeper.config import Config
+from tailkeeper.config import Config, own_url
 from tailkeeper.doctor.findings import Finding, Findings, Mistake, Severity
 from tailkeeper.doctor.rights import may
 from tailkeeper_exporter.clients import Clients
@@ -118,8 +118,7 @@ def of_pause_file(file: Path) -> Findings:
 
 async def check_watchdog(config: Config, clients: Clients) -> Findings:
     """A watchdog that runs already may be paused; somebody else may have its port."""
-    host, _, port = config.watchdog.listen.rpartition(":")
-    url = f"http://{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"
+    url = own_url(config.watchdog.listen)
     try:
         async with Asker(url, Auth(), clients) as asker:
             document = (await asker.get("/api/v1/fleet", ASK_S)).json()

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tailkeeper.doctor.findings import Finding, Report, Severity
+from tailkeeper_exporter.counted import plural
 
 MAX_OF_A_KIND = 5
 """Findings of one kind that are written out; of a fleet of which all are alike one is enough to know what to do."""
@@ -62,9 +63,9 @@ def _end(report: Report, file: str, width: int) -> Iterator[str]:
     warnings = len(report.findings) - report.wrong
     said = f"{report.wrong} wrong" if report.wrong else "nothing is wrong"
     if warnings:
-        said += f", {warnings} warning{'s' if warnings > 1 else ''}"
+        said += f", {plural(warnings, 'warning')}"
     yield from _wrapped(
-        f"{file}: {said}; {len(report.checks)} checks in {report.seconds:.1f} s. Nothing was changed.", "", "", width
+        f"{file}: {said}; {plural(len(report.checks), 'check')} in {report.seconds:.1f} s. Nothing was changed.", "", "", width
     )
 
 

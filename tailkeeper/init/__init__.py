@@ -21,6 +21,7 @@ from tailkeeper.ending import FAILED, USAGE
 from tailkeeper.init import on_machine, through_prometheus
 from tailkeeper.init.found import Discovered, joined
 from tailkeeper.init.writing import comment, is_complete, sentences, usable, written
+from tailkeeper_exporter.counted import plural
 from tailkeeper_exporter.settings import Auth, check_url
 
 HINTS = {
@@ -135,7 +136,7 @@ def _found(found: Discovered) -> Iterator[str]:
     if len(engines) > MAX_NAMED:
         rows.append(("", f"and {len(engines) - MAX_NAMED} more engines, all in the file"))
     for gateway in found.gateways[:MAX_NAMED]:
-        known = f"{len(gateway.servers)} servers known" if gateway.servers else "its servers are not known"
+        known = f"{plural(len(gateway.servers), 'server')} known" if gateway.servers else "its servers are not known"
         rows.append((gateway.kind, f"{gateway.where}; {known}" + ("" if is_complete(gateway) else "; to be filled in")))
     if len(found.gateways) > MAX_NAMED:
         rows.append(("", f"and {len(found.gateways) - MAX_NAMED} more gateways, all in the file"))

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tailkeeper.backends import compose
 from tailkeeper.init.found import Discovered, EngineHere, GatewayHere
+from tailkeeper_exporter.counted import plural
 from tailkeeper_exporter.settings import is_loopback
 from tailkeeper_watchdog.actuators.file_weights import place
 from tailkeeper_watchdog.gateways import Gateway
@@ -334,7 +335,8 @@ def sentences(found: Discovered) -> Iterable[str]:
     waiting = [gateway.kind for gateway in found.gateways if not is_complete(gateway)]
     if waiting:
         kinds = ", ".join(sorted(set(waiting)))
-        yield f"{len(waiting)} gateways stand as comments ({kinds}): fill in what cannot be found out from outside"
+        stand = "gateway stands as a comment" if len(waiting) == 1 else "gateways stand as comments"
+        yield f"{len(waiting)} {stand} ({kinds}): fill in what cannot be found out from outside"
     several = sum(1 for engine in engines if len(engine.models) > 1)
     if several:
-        yield f"{several} engines serve several models: name the one to probe"
+        yield f"{plural(several, 'engine')} with several models: name the one to probe"

@@ -330,7 +330,7 @@ async def test_names_and_reasons_are_text_and_never_markup() -> None:
         shown.expected.append("ERR_FAILED")
         page = await shown.blank()
         await page.route(STREAM, lambda route: route.abort())
-        shares = [{"dimension": HOSTILE, "value": HOSTILE, "share": 0.71, "confidence": 0.9}]
+        shares = [{"dimension": HOSTILE, "value": HOSTILE, "said": HOSTILE, "share": 0.71, "confidence": 0.9}]
         finding = {
             "id": HOSTILE, "kind": HOSTILE, "backend": HOSTILE, "severity": "page", "since": 1.7e9, "until": None,
             "summary": HOSTILE, "signal": None, "evidence": {"telemetry_lost": True}, "shares": shares,

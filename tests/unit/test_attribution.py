@@ -16,7 +16,7 @@ from tailkeeper_watchdog.attribution.resources import RESOURCES, STAGE_MEANS, co
 from tailkeeper_watchdog.attribution.segments import Values, alone, segment_shift
 from tailkeeper_watchdog.attribution.shapley import shapley
 from tailkeeper_watchdog.attribution.stages import Staged, own_share, p99, stage_shift
-from tailkeeper_watchdog.attribution.words import causes, evidence, rank_error, sentence
+from tailkeeper_watchdog.attribution.words import RESOURCE_WORDS, causes, evidence, rank_error, said, sentence
 from tailkeeper_watchdog.model import DRAIN, SERVE, Backend, Decision, Knob, KnobValue, Outcome, RequestRecord, Share
 from tests.incidents import FAULTS, incident
 
@@ -249,7 +249,7 @@ def test_the_same_seed_gives_the_same_shares_and_another_hardly_others() -> None
 def test_the_sentence_and_the_evidence_say_what_was_compared() -> None:
     given = incident("throttle", 3).given
     found = attribute(given, 1)
-    assert sentence(found, given).startswith("Mostly resource gpu throttled (")
+    assert sentence(found, given).startswith("Mostly throttled GPU clocks (")
     told = evidence(found, given)
     assert found.shift is not None
     assert told["records"] == {"before": found.shift.samples[0], "now": found.shift.samples[1]}
@@ -262,6 +262,24 @@ def test_causes_are_one_line() -> None:
     shares = (Share("unknown", "unknown", 0.1, 0.9), Share("tenant", "x", 0.7, 0.6), Share("stage", "queue", 0.2, 0.9))
     assert causes(shares) == "tenant x 70%, stage queue 20%, unknown 10%; confidence medium"
     assert causes(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("dimension", "value", "words"),
+    [
+        ("resource", "gpu_sm_clock", "the clock of the GPU's multiprocessors"),
+        ("resource", "of_tomorrow", "of tomorrow"),
+        ("canary_revision", "gpu_sm_clock", "canary revision gpu_sm_clock"),
+        ("unknown", "unknown", "unknown"),
+    ],
+)
+def test_what_a_share_is_of_is_said_in_words_and_a_persons_own_names_as_they_are(dimension: str, value: str, words: str) -> None:
+    assert said(Share(dimension, value, 1.0, 1.0)) == words
+
+
+def test_every_resource_has_words() -> None:
+    assert {resource.name for resource in RESOURCES} <= set(RESOURCE_WORDS)
+    assert not [words for words in RESOURCE_WORDS.values() if "_" in words]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -15,6 +15,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Quantile
 from tailkeeper_watchdog.actuators.contract import ServerState, Support
 from tailkeeper_watchdog.api.why import Circumstances, actuation_of, why_of
+from tailkeeper_watchdog.attribution.words import said
 from tailkeeper_watchdog.baseline_set import BaselineSet
 from tailkeeper_watchdog.columns import p99_by_backend
 from tailkeeper_watchdog.model import (
@@ -244,7 +245,8 @@ def finding(found: Finding) -> Json:
         "signal": found.signal or None,
         "evidence": dict(found.evidence),
         "shares": [
-            {"dimension": s.dimension, "value": s.value, "share": s.share, "confidence": s.confidence} for s in found.shares
+            {"dimension": s.dimension, "value": s.value, "said": said(s), "share": s.share, "confidence": s.confidence}
+            for s in found.shares
         ],
     }
 

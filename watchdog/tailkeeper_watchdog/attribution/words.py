@@ -9,7 +9,7 @@ from typing import Any
 from tailkeeper_watchdog.attribution.changes import Candidate
 from tailkeeper_watchdog.attribution.combine import MOST, Attribution, Shift
 from tailkeeper_watchdog.attribution.hand_down import ERRORS, Given
-from tailkeeper_watchdog.attribution.resources import Evidence
+from tailkeeper_watchdog.attribution.resources import PREPROCESS, Evidence
 from tailkeeper_watchdog.attribution.segments import Suspect
 from tailkeeper_watchdog.model import Share
 
@@ -20,6 +20,19 @@ _SIGNALS: Mapping[str, str] = {
     "itl": "P99 of the time between tokens",
     "e2e": "P99 of the whole answer",
     ERRORS: "The share of failed requests",
+}
+RESOURCE_WORDS: Mapping[str, str] = {
+    "gpu_throttled": "throttled GPU clocks",
+    "gpu_sm_clock": "the clock of the GPU's multiprocessors",
+    "gpu_temperature": "GPU temperature",
+    PREPROCESS: "tokenising and image decoding on the CPU",
+    "cpu_usage": "CPU use",
+    "pcie": "PCIe throughput",
+    "nvlink": "NVLink throughput",
+    "preemptions": "preemptions for want of KV memory",
+    "kv_usage": "KV blocks in use",
+    "gpu_utilization": "GPU use",
+    "gpu_memory": "GPU memory",
 }
 
 
@@ -32,7 +45,7 @@ def causes(shares: Iterable[Share], most: int = 3) -> str:
     ranked = sorted(shares, key=lambda s: -s.share)[:most]
     if not ranked:
         return ""
-    named = [f"{'' if s.dimension == s.value else s.dimension + ' '}{s.value} {s.share:.0%}" for s in ranked]
+    named = [f"{said(s)} {s.share:.0%}" for s in ranked]
     return f"{', '.join(named)}; confidence {confidence_word(ranked[0].confidence)}"
 
 
@@ -42,16 +55,19 @@ def sentence(attribution: Attribution, given: Given) -> str:
     if first.dimension == "unknown":
         why = f"Mostly unexplained ({first.share:.0%})"
     else:
-        why = f"Mostly {_name(first)} ({first.share:.0%}, confidence {confidence_word(first.confidence)})"
+        why = f"Mostly {said(first)} ({first.share:.0%}, confidence {confidence_word(first.confidence)})"
     others = [s for s in attribution.shares[1:3] if s.share >= 0.1 and s.dimension != "unknown"]
-    also = f", then {' and '.join(f'{_name(s)} ({s.share:.0%})' for s in others)}" if others else ""
+    also = f", then {' and '.join(f'{said(s)} ({s.share:.0%})' for s in others)}" if others else ""
     return f"{why}{also}. {_moved(attribution.shift, given)}"
 
 
-def _name(share: Share) -> str:
-    return (
-        f"{share.dimension.replace('_', ' ')} {share.value.replace('_', ' ') if share.dimension == 'resource' else share.value}"
-    )
+def said(share: Share) -> str:
+    """What a share is of, for people: machines by what the catalogue means by them, all else by its own name."""
+    if share.dimension == share.value:
+        return share.value
+    if share.dimension == "resource":
+        return RESOURCE_WORDS.get(share.value, share.value.replace("_", " "))
+    return f"{share.dimension.replace('_', ' ')} {share.value}"
 
 
 def _moved(shift: Shift | None, given: Given) -> str:

@@ -112,7 +112,9 @@ function askToken() {
 
 function done(what, answer) {
   if (answer.failed) {
-    say($("change-error"), `Not everything was released: ${plural(answer.failed, "change")} still in force. See the decisions.`);
+    const [first] = answer.kept;
+    const why = first ? ` ${first.backend}: ${first.why}.` : " See the decisions.";
+    say($("change-error"), `Not everything was released: ${plural(answer.failed, "change")} still in force.${why}`);
     return;
   }
   $("token").value = "";

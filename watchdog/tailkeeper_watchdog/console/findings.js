@@ -29,7 +29,7 @@ export function fillCard(card, finding, now) {
 function makeShare(s) {
   const line = element("p", "share");
   line.parts = { meter: meter(), number: element("span", "number"), sure: element("span", "quiet") };
-  const what = element("span", null, s.dimension === "unknown" ? "not explained" : `${spoken(s.dimension)} ${s.value}`);
+  const what = element("span", null, s.dimension === "unknown" ? "not explained" : s.said);
   what.append(line.parts.sure);
   line.append(line.parts.meter, line.parts.number, what);
   return line;

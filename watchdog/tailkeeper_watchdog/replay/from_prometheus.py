@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailkeeper_exporter.clients import Clients, CredentialError, auth_headers
+from tailkeeper_exporter.counted import plural
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.native import NativeBackend, Standstill
@@ -92,7 +93,7 @@ class _Replay:
                 "is it the server that scrapes the engines, and were they running then?"
             )
         tick_s = max(LEAST_TICK_S, await self._history.interval_s(frozenset(w.instance for w in watched)))
-        self._say(f"{len(watched)} backends found at {self._asked.url}, read every {tick_s:g} s")
+        self._say(f"{plural(len(watched), 'backend')} found at {self._asked.url}, read every {tick_s:g} s")
         rules = self._rules(tick_s)
         story = Story(rules.rules.slo, tick_s)
         simulation = Simulation(rules, {} if self._decider is None else self._decider.abilities, story.take)

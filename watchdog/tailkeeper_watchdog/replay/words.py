@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from tailkeeper_exporter.counted import plural
+
 MAX_LINES = 40
 """Of findings and of decisions each: a page that a person reads. ``--json`` has all of them."""
 SIGNALS = {"ttft": "the first token", "itl": "each token", "e2e": "the whole answer"}
@@ -58,8 +60,8 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     source, period, slo = report["source"], report["period"], report["slo"]
     yield f"Replay of {source['where']}"
     if period["start"] is not None:
-        span = f"{when(period['start'])} to {when(period['end'])} UTC"
-        yield f"{span}, {long(period['seconds'])}, {period['ticks']} ticks, {len(report['backends'])} backends"
+        span = f"{when(period['start'])} to {when(period['end'])} UTC, {long(period['seconds'])}"
+        yield f"{span}, {plural(period['ticks'], 'tick')}, {plural(len(report['backends']), 'backend')}"
     yield f"Decided by {source['decides']}"
     yield f"Promise: P99 of the first token {short_s(slo['ttft_p99_s'])}, {100 * slo['objective']:g} % of requests good"
     yield from _compared(report.get("compared"))
@@ -75,7 +77,7 @@ def _compared(compared: dict[str, Any] | None) -> Iterator[str]:
         yield f"  {compared['warming_up']} others belong to a run whose begin is not recorded: what it remembered is not known"
     yield from (f"  differs: {line[:200]}" for line in compared["differences"])
     if compared["lost"]:
-        yield f"  {compared['lost']} ticks are missing in the records"
+        yield f"  missing in the records: {plural(compared['lost'], 'tick')}"
 
 
 def _backends(report: dict[str, Any]) -> Iterator[str]:

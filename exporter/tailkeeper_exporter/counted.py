@@ -1,4 +1,4 @@
-"""Numbers and names in the sentences of the commands: how many of what, and a few names for many. Pure."""
+"""Numbers and names in the sentences that people read: how many of what, and a few names for many. Pure."""
 
 from __future__ import annotations
 
