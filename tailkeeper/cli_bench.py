@@ -52,8 +52,14 @@ def bench_p99(as_json: Json = False, seed: Seed = 1) -> None:
 
 @bench.command("exporter")
 def bench_exporter(as_json: Json = False, seed: Seed = 1, seconds: Annotated[float, typer.Option(min=2, max=600)] = 10) -> None:
-    """Parsing against prometheus_client in one run, and CPU per backend at one read a second."""
-    typer.echo(json.dumps(_benchmarks().exporter_bench(seconds)))
+    """Parsing and writing pages against prometheus_client in one run, and CPU per backend at one read a second."""
+    figures = _benchmarks().exporter_bench(seconds)
+    from tailkeeper.bench_render import render_bench
+
+    try:
+        typer.echo(json.dumps(figures | {"render": render_bench()}))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
 
 
 @bench.command("loop")
@@ -94,7 +100,7 @@ def bench_tap(
     as_json: Json = False,
     seed: Seed = 1,
 ) -> None:
-    """Streams straight from an engine and through the tap, in turns: added first-token time, throughput, CPU."""
+    """Streams straight from an engine, through the tap, and through HAProxy alone, in turns: first tokens, throughput, CPU."""
     from tailkeeper.bench_tap import run
 
     try:
@@ -125,3 +131,69 @@ def bench_drift(
         return
     figures = drift.stream_bench(drift.QUICK if quick else drift.Size(streams), seed)
     typer.echo(json.dumps(figures) if as_json else drift.table(figures))
+
+
+@bench.command("attribution")
+def bench_attribution(as_json: Json = False, seed: Seed = 1) -> None:
+    """The causes of one finding, by how many requests are looked at, and their exact shares beside enumeration."""
+    try:
+        from tailkeeper.bench_attribution import attribution_bench
+    except ImportError as error:
+        need("watchdog", error)
+    try:
+        typer.echo(json.dumps(attribution_bench(seed)))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
+
+
+@bench.command("prometheus")
+def bench_prometheus(
+    backends: Annotated[str, typer.Option(help="Sizes of the fleet, with commas between them.")] = "10,100,1000,10000",
+    rounds: Annotated[int, typer.Option(min=1, max=100)] = 3,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Whole fleets read through a real Prometheus server: queries a tick by its own count, time, CPU and memory of both."""
+    try:
+        from tailkeeper.bench_prometheus import prometheus_bench, sizes_of
+    except ImportError as error:
+        need("watchdog", error)
+    try:
+        sizes = sizes_of(backends)
+    except ValueError as error:
+        fail(USAGE, f"--backends: {error}")
+    try:
+        typer.echo(json.dumps(asyncio.run(prometheus_bench(sizes, rounds))))
+    except RuntimeError as error:
+        fail(FAILED, str(error))
+
+
+@bench.command("ledger")
+def bench_ledger(
+    folder: Annotated[Path | None, typer.Option(help="On the disk that is meant; default: the one for temporary files.")] = None,
+    as_json: Json = False,
+    seed: Seed = 1,
+) -> None:
+    """Writing changes down, beside bare SQLite with the same care for the disk and with none, in turns."""
+    try:
+        from tailkeeper.bench_ledger import ledger_bench
+        from tailkeeper_watchdog.ledger import LedgerError
+    except ImportError as error:
+        need("watchdog", error)
+    try:
+        typer.echo(json.dumps(ledger_bench(folder)))
+    except (LedgerError, OSError) as error:
+        fail(FAILED, str(error))
+
+
+@bench.command("replay")
+def bench_replay(as_json: Json = False, seed: Seed = 1) -> None:
+    """`tailkeeper replay` over fleets recorded here: how much faster than life."""
+    try:
+        from tailkeeper.bench_replay import replay_bench
+    except ImportError as error:
+        need("watchdog", error)
+    try:
+        typer.echo(json.dumps(replay_bench(seed)))
+    except RuntimeError as error:
+        fail(FAILED, str(error))

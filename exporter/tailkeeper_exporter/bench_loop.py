@@ -126,7 +126,7 @@ async def _measure(backends: int, seconds: float, engines: _Engines) -> LoopBenc
     url = f"http://127.0.0.1:{engines.port}"
     configured = tuple(BackendSettings(name=f"bench-{n}", engine="vllm", url=url) for n in range(backends))
     settings = ExporterSettings.model_validate({"gpu": {"source": "none"}})
-    exporter = build(configured, settings, log=_Silent())
+    exporter = build(configured, settings, log=Silent())
     async with exporter.running():
         await exporter.ready()
         await asyncio.sleep(1.0)  # the second page is where a parser's memory pays
@@ -168,10 +168,10 @@ def _rss_bytes() -> int:
         return 0
 
 
-class _Silent:
+class Silent:
     """A log that nobody reads."""
 
-    def bind(self, **fields: object) -> _Silent:
+    def bind(self, **fields: object) -> Silent:
         return self
 
     def info(self, event: str, **fields: object) -> None:
