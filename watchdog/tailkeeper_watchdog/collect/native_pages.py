@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,6 +52,12 @@ def points_of(row: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
             continue
         if isfinite(at):
             yield at, value
+
+
+def without_ends(pages: Pages) -> Pages:
+    """Without pages that hold no number at all: VictoriaMetrics hands out the mark at the end of a series as a sample that is
+    not a number, and at the end of a target every series has one. Prometheus keeps the mark to itself."""
+    return {at: samples for at, samples in pages.items() if not all(isnan(value) for _, value in samples)}
 
 
 @dataclass(slots=True)
@@ -127,7 +133,7 @@ class NativePages:
                 pages.setdefault(at, []).append((key, value))
         found: dict[str, Pages] = {}
         for (name, _), pages in sorted(by_job.items(), key=lambda item: item[0]):
-            found.setdefault(name, pages)
+            found.setdefault(name, without_ends(pages))
         return found
 
 

@@ -3,7 +3,7 @@
 One query returns every series of ours, the other when each backend was last scraped, because the value of an instant
 query carries the time of the query and not of the sample. Backends that our exporter does not tell of are read from their
 engines' own series, where the server has those: a third query, for a hundred of them at a time, and without a probe's word.
-Works with any server that speaks the Prometheus HTTP API.
+Works with any server that speaks the Prometheus HTTP API; docs/stores.md says which were tried.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.catalog import Kind
+from tailkeeper_exporter.discovery.prometheus import FRESH
 from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_watchdog.collect.base import Collected, LastWord
 from tailkeeper_watchdog.collect.native_pages import NativePages, Rows
@@ -52,6 +53,7 @@ class PrometheusSource:
         self._client = client
         self._native = native
         self._url = url
+        self._stale_after_s = stale_after_s
         self._last = LastWord(backends, stale_after_s)
         self._busy: asyncio.Future[tuple[Rows, Rows, Rows]] | None = None
 
@@ -85,13 +87,21 @@ class PrometheusSource:
         return None
 
     def _query(self) -> tuple[Rows, Rows, Rows]:
-        series, times = self._client.custom_query(series_query()), self._client.custom_query(freshness_query())
+        series, times = self._ask(series_query()), self._ask(freshness_query())
         native: Rows = []
         if self._native is not None:
-            told_of = frozenset(_labels(row).get("backend", "") for row in times)
-            for question in self._native.questions(told_of):
-                native += self._client.custom_query(question)
+            for question in self._native.questions(self._told_of(times)):
+                native += self._ask(question)
         return series, times, native
+
+    def _ask(self, promql: str) -> Rows:
+        return self._client.custom_query(promql, FRESH)
+
+    def _told_of(self, times: Rows) -> frozenset[str]:
+        """Backends that our exporter tells of still. A server that was told of no end, and VictoriaMetrics always, has the time
+        of the last scrape for five minutes more: until then nobody would look at what the engine itself says."""
+        since = time.time() - self._stale_after_s
+        return frozenset(_labels(row).get("backend", "") for row in times if (at := _value(row)) is not None and at >= since)
 
     async def close(self) -> None:
         if self._busy is not None:
