@@ -172,3 +172,23 @@ def test_another_backend_under_a_known_name_begins_anew() -> None:
     assert "a:8000" in next(pages.questions(frozenset()))
     question = next(pages.questions(frozenset()))
     assert '"b:8000"' in question
+
+
+async def test_one_of_many_asks_for_its_own_backends_by_name_some_hundreds_at_a_time() -> None:
+    client = EnginesOnly()
+    asked: list[str] = []
+    client.custom_query = lambda query, params=None: asked.append(query) or []  # type: ignore[assignment, func-returns-value, method-assign]
+    names = tuple(f"llm/b.{number}" for number in range(600))
+    source = PrometheusSource(client, "http://prometheus", names, 45.0, by_name=True)
+    await source.collect(0.0, 2.0)
+    assert len(asked) == 6
+    assert 'backend=~"llm[/]b[.]0|llm[/]b[.]1|' in asked[0]
+    assert "b[.]249|" not in asked[0]
+    source.follow(("only",), frozenset(), 0.0)
+    asked.clear()
+    await source.collect(0.0, 2.0)
+    assert [query.partition("backend=~")[2].partition("}")[0] for query in asked] == ['"only"', '"only"']
+    source.follow((), frozenset(), 0.0)
+    asked.clear()
+    await source.collect(0.0, 2.0)
+    assert asked == []

@@ -88,7 +88,7 @@ class NativePages:
         kinds = {name: kind for known in asked.values() for name, kind in known.kinds.items()}
         foreign = "".join(f',{label}=""' for label in FOREIGN_LABELS)
         for first in range(0, len(places), PLACES_A_QUESTION):
-            these = "|".join(_literally(place) for place in places[first : first + PLACES_A_QUESTION])
+            these = "|".join(literally(place) for place in places[first : first + PLACES_A_QUESTION])
             window = f"[{round(1_000 * SCRAPES_ASKED * self.interval_s)}ms]"
             yield f'{{__name__=~"{names_matching(kinds)}",instance=~{json.dumps(these)}{foreign}}}{window}'
 
@@ -137,6 +137,6 @@ class NativePages:
         return found
 
 
-def _literally(text: str) -> str:
+def literally(text: str) -> str:
     """``text`` as a regular expression of PromQL that matches it alone."""
     return "".join(f"[{c}]" if not c.isalnum() and c not in "-_:" else c for c in text)

@@ -9,6 +9,7 @@ Works with any server that speaks the Prometheus HTTP API; docs/stores.md says w
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -19,7 +20,7 @@ from tailkeeper_exporter.catalog import Kind
 from tailkeeper_exporter.discovery.prometheus import FRESH
 from tailkeeper_exporter.exposition import SeriesKey
 from tailkeeper_watchdog.collect.base import Collected, LastWord
-from tailkeeper_watchdog.collect.native_pages import NativePages, Rows
+from tailkeeper_watchdog.collect.native_pages import NativePages, Rows, literally
 from tailkeeper_watchdog.collect.observe import WANTED, observe
 from tailkeeper_watchdog.collect.prometheus_client import words_of
 from tailkeeper_watchdog.collect.series import OURS, key_of
@@ -32,24 +33,41 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-def series_query() -> str:
-    """One selector for every series that the watchdog reads."""
+NAMES_A_QUERY = 250
+"""Backends that are asked for by name at once: Prometheus looks up so many one by one, and more only by a slow match of each name
+that it has; the address is 5 kB then."""
+
+
+def series_query(backends: tuple[str, ...] = ()) -> str:
+    """One selector for every series that the watchdog reads, of these backends or of all."""
     names = [
         f"{name}_(bucket|sum)" if kind is Kind.HISTOGRAM else name for name, kind in sorted(WANTED.items(), key=lambda i: i[0])
     ]
-    return '{__name__=~"' + "|".join(names) + '"}'
+    return '{__name__=~"' + "|".join(names) + '"' + ("," + _named(backends) if backends else "") + "}"
 
 
-def freshness_query() -> str:
-    return f"max by (backend) (timestamp({catalog.BACKEND_STATE.name}))"
+def freshness_query(backends: tuple[str, ...] = ()) -> str:
+    return f"max by (backend) (timestamp({catalog.BACKEND_STATE.name}{{{_named(backends) if backends else ''}}}))"
+
+
+def _named(backends: tuple[str, ...]) -> str:
+    return f"backend=~{json.dumps('|'.join(literally(name) for name in backends))}"
 
 
 class PrometheusSource:
     """Reads one server. ``wall`` epoch seconds are compared with its sample times: clocks should agree to a second."""
 
     def __init__(
-        self, client: Client, url: str, backends: tuple[str, ...], stale_after_s: float, native: NativePages | None = None
+        self,
+        client: Client,
+        url: str,
+        backends: tuple[str, ...],
+        stale_after_s: float,
+        native: NativePages | None = None,
+        by_name: bool = False,
     ) -> None:
+        """``by_name``: most of what the server has is not ours, so it is asked for our backends, some hundreds at a time."""
+        self._named: tuple[str, ...] | None = backends if by_name else None
         self._client = client
         self._native = native
         self._url = url
@@ -59,6 +77,8 @@ class PrometheusSource:
 
     def follow(self, backends: tuple[str, ...], new: frozenset[str], now: float) -> None:
         self._last.follow(backends, new, now)
+        if self._named is not None:
+            self._named = backends
 
     async def collect(self, now: float, deadline_s: float) -> Collected:
         error = await self._read(deadline_s)
@@ -87,12 +107,25 @@ class PrometheusSource:
         return None
 
     def _query(self) -> tuple[Rows, Rows, Rows]:
-        series, times = self._ask(series_query()), self._ask(freshness_query())
+        series: Rows = []
+        times: Rows = []
+        for names in self._questions():
+            series += self._ask(series_query(names))
+            times += self._ask(freshness_query(names))
         native: Rows = []
         if self._native is not None:
             for question in self._native.questions(self._told_of(times)):
                 native += self._ask(question)
         return series, times, native
+
+    def _questions(self) -> Iterator[tuple[str, ...]]:
+        """The names to ask for at once; none for all."""
+        named = self._named
+        if named is None:
+            yield ()
+            return
+        for first in range(0, len(named), NAMES_A_QUERY):
+            yield named[first : first + NAMES_A_QUERY]
 
     def _ask(self, promql: str) -> Rows:
         return self._client.custom_query(promql, FRESH)
