@@ -27,6 +27,7 @@ from tailkeeper_exporter.settings import check_address, is_loopback, is_same_ser
 from tailkeeper_watchdog.weights_file import WeightsFile
 
 if TYPE_CHECKING:
+    from tailkeeper.sharding import Sharded
     from tailkeeper_alerts.notifications.receivers import Receivers
 
 app = typer.Typer(
@@ -41,6 +42,12 @@ app = typer.Typer(
 ConfigFile = Annotated[Path, typer.Option("-c", "--config", help="The configuration file (YAML).")]
 Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Instead of the configured address.")]
 PrometheusAuth = Annotated[list[str] | None, typer.Option("--auth", metavar="KEY=FILE", help=auth_options.HELP)]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard", metavar="INDEX/NUMBER", help="Only the pools that fall to this one of NUMBER shards, counted from 0: 0/3."
+    ),
+]
 Format = Annotated[LogFormat | None, typer.Option("--log-format", help="Default: text on a terminal, else json.")]
 
 
@@ -66,6 +73,21 @@ def _load(path: Path) -> Config:
         return load(path)
     except ConfigError as error:
         fail(USAGE, *(f"{path}: {problem}" for problem in error.problems))
+
+
+def _part(config: Config, shard: str | None) -> Sharded | None:
+    """The part of the file that ``--shard`` names; None without it."""
+    if shard is None:
+        return None
+    from tailkeeper.sharding import SplitPoolsError, sharded
+    from tailkeeper_watchdog.shard import shard_named
+
+    try:
+        return sharded(config, shard_named(shard))
+    except SplitPoolsError as error:
+        fail(USAGE, str(error))
+    except ValueError as error:
+        fail(USAGE, f"--shard: {error} (given: {shard!r})")
 
 
 def _address(listen: str | None, default: str) -> str:
@@ -96,6 +118,7 @@ def exporter(
         list[str] | None, typer.Option("--backend", help="Only this listed backend, and no discovery; may be repeated.")
     ] = None,
     listen: Listen = None,
+    shard: ShardOption = None,
     log_format: Format = None,
 ) -> None:
     """Run the exporter for some or all backends of the file."""
@@ -104,6 +127,8 @@ def exporter(
 
     set_up(log_format)
     loaded = _load(config)
+    part = _part(loaded, shard)
+    loaded = loaded if part is None else part.config
     known = {b.name: b for b in loaded.backends}
     for name in backend or ():
         if name not in known:
@@ -115,12 +140,12 @@ def exporter(
         fail(USAGE, f"--listen: {address} is where exporter.otlp.endpoint leads ({collector}): spans would go round for ever")
     if backend and loaded.discovery:
         typer.echo("tailkeeper: --backend: only what it names is watched; discovery is off", err=True)
-    discoverer = None if backend else loaded.discoverer()
+    discoverer = None if backend else loaded.discoverer() if part is None else part.discoverer
     _run(with_discovery(discoverer, serve(chosen, loaded.exporter.model_copy(update={"listen": address}), discoverer)))
 
 
 @app.command()
-def watchdog(config: ConfigFile, listen: Listen = None, log_format: Format = None) -> None:
+def watchdog(config: ConfigFile, listen: Listen = None, shard: ShardOption = None, log_format: Format = None) -> None:
     """Run the watchdog."""
     from tailkeeper.together import with_discovery
 
@@ -130,19 +155,22 @@ def watchdog(config: ConfigFile, listen: Listen = None, log_format: Format = Non
     address = _address(listen, loaded.watchdog.listen)
     if not is_loopback(address) and loaded.watchdog.token_file is None:
         fail(USAGE, f"--listen: {address} is not loopback; set watchdog.token_file, or listen on 127.0.0.1")
-    discoverer = loaded.discoverer()
-    _run(with_discovery(discoverer, watchdog_of(file, loaded.listening_at(address), discoverer).run()))
+    part = _part(loaded, shard)
+    loaded, discoverer = (loaded, loaded.discoverer()) if part is None else (part.config, part.discoverer)
+    _run(with_discovery(discoverer, watchdog_of(file, loaded.listening_at(address), discoverer, part).run()))
 
 
 @app.command()
-def up(config: ConfigFile, log_format: Format = None) -> None:
+def up(config: ConfigFile, shard: ShardOption = None, log_format: Format = None) -> None:
     """Run exporter and watchdog together, in direct mode: no Prometheus is needed."""
     from tailkeeper.together import run_together
 
     set_up(log_format)
     file = WeightsFile(config, weights_in)
     loaded = _load(config)
-    _run(run_together(loaded, partial(watchdog_of, file)))
+    part = _part(loaded, shard)
+    loaded, discoverer = (loaded, loaded.discoverer()) if part is None else (part.config, part.discoverer)
+    _run(run_together(loaded, partial(watchdog_of, file, part=part), discoverer))
 
 
 @app.command("check-config")
@@ -306,12 +334,14 @@ def status(
 
 
 @app.command("release-all")
-def release_all(config: ConfigFile) -> None:
+def release_all(config: ConfigFile, shard: ShardOption = None, listen: Listen = None) -> None:
     """Undo every change that this watchdog made at any gateway, and nothing else."""
     from tailkeeper.progress import OneLine
     from tailkeeper.release import release_everything
 
     loaded = _load(config)
+    part = _part(loaded, shard)
+    loaded = (loaded if part is None else part.config).listening_at(_address(listen, loaded.watchdog.listen))
     progress = OneLine(sys.stderr)
     lines, failed = release_everything(loaded, progress.say)
     progress.end()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -85,13 +85,15 @@ class Config(Settings):
         """The settings of a found backend. Raises ValueError with a sentence."""
         return compose(found, self.defaults, self.gateway_kinds)
 
-    def discoverer(self, max_backends: int = MAX_BACKENDS) -> Discoverer[WatchedBackend] | None:
+    def discoverer(
+        self, max_backends: int = MAX_BACKENDS, keep: Callable[[WatchedBackend], bool] = lambda backend: True
+    ) -> Discoverer[WatchedBackend] | None:
         """What finds the backends that are not listed, not yet running; None where nothing is to be found."""
         if not self.discovery:
             return None
         from tailkeeper_exporter.discovery import Discoverer, sources_of
 
-        return Discoverer(sources_of(self.discovery), self.backends, self.compose, max_backends=max_backends)
+        return Discoverer(sources_of(self.discovery), self.backends, self.compose, max_backends=max_backends, keep=keep)
 
     def for_watchdog(self) -> Configuration:
         interval = self.exporter.scrape_interval_s

@@ -12,6 +12,7 @@ from typing import Any
 
 from tailkeeper.asking import Asker, AskError, Trouble
 from tailkeeper_exporter.clients import Clients
+from tailkeeper_exporter.discovery.prometheus import FRESH
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_watchdog.actuators.calls import excerpt
 
@@ -58,7 +59,7 @@ class PrometheusApi:
 
     async def query(self, promql: str) -> list[Row]:
         """The rows of an instant query; a scalar is one row without labels. Raises AskError."""
-        data = await self._data("/api/v1/query", query=promql)
+        data = await self._data("/api/v1/query", query=promql, **FRESH)
         try:
             if data["resultType"] == "scalar":
                 return [({}, float(data["result"][1]))]
@@ -74,9 +75,13 @@ class PrometheusApi:
         return None
 
     async def rules(self) -> Rules | None:
-        """The alerting rules that it has loaded. None where the server has no such list."""
+        """The alerting rules that it has loaded. None where the server has no such list, or an empty one for form's sake:
+        VictoriaMetrics has, because another program (vmalert) evaluates rules there."""
         with suppress(AskError, KeyError, TypeError, AttributeError):
-            rules = [rule for group in (await self._data("/api/v1/rules"))["groups"] for rule in group["rules"]]
+            groups = (await self._data("/api/v1/rules"))["groups"]
+            if not groups and "revision" not in await self._data("/api/v1/status/buildinfo"):
+                return None
+            rules = [rule for group in groups for rule in group["rules"]]
             errors = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule.get("health") == "err"]
             alerts = frozenset(str(rule["name"]) for rule in rules if rule.get("type") == "alerting")
             return Rules(alerts, excerpt(errors[0]) if errors else "")

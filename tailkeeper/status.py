@@ -32,8 +32,14 @@ def fleet_table(fleet: dict[str, Any], width: int = 200) -> str:
     acted on, then a line for each backend; the reason stands below it where it does not fit beside it."""
     mode = f"paused: {fleet['paused_because']}" if fleet["paused"] else f"mode {fleet['mode']}"
     able = sum(1 for b in fleet["backends"] if b["state"] in ("serving", "busy"))
-    first = f"{able} of {len(fleet['backends'])} backends serving, {mode}, tick {fleet['tick']}"
+    first = f"{able} of {len(fleet['backends'])} backends serving, {mode}, tick {fleet['tick']}{_part(fleet.get('shard'))}"
     return "\n".join([first, *_held_back(fleet, max(width, MIN_WIDTH)), *_table(fleet, max(width, MIN_WIDTH))])
+
+
+def _part(shard: dict[str, Any] | None) -> str:
+    if shard is None:
+        return ""
+    return f"; shard {shard['index']}/{shard['of']}, {shard['elsewhere']} backends are watched by the others"
 
 
 def _held_back(fleet: dict[str, Any], width: int) -> Iterator[str]:
@@ -46,6 +52,8 @@ def _held_back(fleet: dict[str, Any], width: int) -> Iterator[str]:
     if fleet.get("error"):
         reasons.append(f"no fresh evidence, so nothing is decided: {fleet['error']}")
     reasons += [f"gateway {name}: {why}" for name, why in sorted((fleet.get("gateway_errors") or {}).items())]
+    for pool in (fleet.get("shard") or {}).get("split_pools", ()):
+        reasons.append(f"pool {pool} is watched by several shards, each with caps for its part; docs/scale.md")
     for backend in fleet["backends"]:
         if backend.get("hold"):
             reasons.append(f"{backend['backend']} is on hold: {backend['hold']['reason']}; nothing is done to it until that ends")

@@ -26,8 +26,13 @@ async def with_discovery(discoverer: Discoverer[Any] | None, work: Coroutine[Any
             await asyncio.gather(finding, return_exceptions=True)
 
 
-async def run_together(config: Config, build_watchdog: BuildWatchdog) -> None:
-    """Run both until SIGTERM or SIGINT, or until one of them ends; then the other is ended too. Raises OSError."""
+async def run_together(
+    config: Config, build_watchdog: BuildWatchdog, discoverer: Discoverer[WatchedBackend] | None = None
+) -> None:
+    """Run both until SIGTERM or SIGINT, or until one of them ends; then the other is ended too. Raises OSError.
+
+    ``discoverer`` is one for both: they see the same fleet, and its sources are asked once.
+    """
     from tailkeeper_exporter.app import serve
     from tailkeeper_exporter.serving import bind
 
@@ -36,7 +41,6 @@ async def run_together(config: Config, build_watchdog: BuildWatchdog) -> None:
     addresses += [(b.tap.listen, f"backends.{b.name}.tap.listen") for b in config.backends if b.tap is not None]
     for address, key in addresses:
         bind(address, key).close()
-    discoverer = config.discoverer()  # one for both: they see the same fleet, and its sources are asked once
     watchdog = build_watchdog(config, discoverer)
     exporting = with_discovery(discoverer, serve(config.backends, config.exporter, discoverer))
     tasks = [

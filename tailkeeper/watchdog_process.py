@@ -15,20 +15,23 @@ from tailkeeper_exporter.change_rights import read_token
 from tailkeeper_watchdog.weights_file import WeightsFile
 
 if TYPE_CHECKING:
+    from tailkeeper.sharding import Sharded
     from tailkeeper_exporter.discovery import Discoverer
     from tailkeeper_watchdog.leadership import Leadership
     from tailkeeper_watchdog.settings import WatchedBackend
 
 
-def watchdog_of(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None) -> Any:
+def watchdog_of(
+    file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None, part: Sharded | None = None
+) -> Any:
     """A watchdog, over what is listed and what ``discoverer`` finds; who calls runs both. ``file`` is followed.
 
-    It is built once no other one leads that has the same ledger.
+    It is built once no other one leads that has the same ledger. ``part`` says of which shard ``config`` is.
     """
     try:
         import tailkeeper_watchdog.app  # noqa: F401 - now, for who takes over a dead leader's place has no second for it
         from tailkeeper_watchdog.leader_lease import KubernetesLeadership, new_identity
-        from tailkeeper_watchdog.leadership import AllOf, FileLock
+        from tailkeeper_watchdog.leadership import AllOf, FileLock, ShardsLock
         from tailkeeper_watchdog.standby import TRY_EVERY_S, TRY_SERVER_EVERY_S, Standby
     except ImportError as error:
         need("watchdog", error)
@@ -43,20 +46,34 @@ def watchdog_of(file: WeightsFile, config: Config, discoverer: Discoverer[Watche
     except OSError as error:
         fail(FAILED, f"watchdog.state: {settings.state}: {error.strerror}; is the folder there and writable?")
     lease = settings.leader
-    leadership = lock if lease is None else AllOf(lock, KubernetesLeadership(lease, new_identity()))
-    build = partial(_built, file, config, discoverer, leadership)
+    parts: list[Leadership] = (
+        [lock] if part is None else [ShardsLock(part.whole_state, settings.listen, time.time, part.shard.of), lock]
+    )
+    if lease is not None:
+        if part is not None:
+            whole = lease.model_copy(update={"name": part.whole_lease})
+            parts.append(KubernetesLeadership(whole, f"{part.shard.of} shards", shared=True))
+        parts.append(KubernetesLeadership(lease, new_identity()))
+    leadership = AllOf(*parts)
+    build = partial(_built, file, config, discoverer, leadership, part)
     every_s = TRY_EVERY_S if lease is None else TRY_SERVER_EVERY_S
     return Standby(leadership, build, settings.listen, settings.state, token, every_s)
 
 
-def _built(file: WeightsFile, config: Config, discoverer: Discoverer[WatchedBackend] | None, leadership: Leadership) -> Any:
+def _built(
+    file: WeightsFile,
+    config: Config,
+    discoverer: Discoverer[WatchedBackend] | None,
+    leadership: Leadership,
+    part: Sharded | None,
+) -> Any:
     from tailkeeper_watchdog.actuators.calls import CallError
     from tailkeeper_watchdog.app import Watchdog
     from tailkeeper_watchdog.ledger import LedgerError
 
     try:
         found = None if discoverer is None else lambda: discoverer.backends
-        return Watchdog(config.for_watchdog(), found, file, leadership)
+        return Watchdog(config.for_watchdog(), found, file, leadership, None if part is None else part.neighbours)
     except LedgerError as error:
         fail(FAILED, f"watchdog.state: {error}")
     except (ValueError, OSError, CallError) as error:

@@ -1,4 +1,4 @@
-"""Real programs for tests: HAProxy, Prometheus, Alertmanager, Redis. Free loopback ports, ended by their process.
+"""Real programs for tests: HAProxy, Prometheus, VictoriaMetrics, Alertmanager, Redis. Free loopback ports, ended with the test.
 
 Each is a context manager, and the fixture ``programs`` starts them with the test's own folder and ends them with the test.
 Their configuration and logs stay in that folder. A missing binary skips the test and says how to install it, unless
@@ -45,6 +45,8 @@ _PACKAGES = {
     "redis-server": "redis-server",
     "chromium": "chromium",
     "openssl": "openssl",
+    "victoria-metrics": "victoria-metrics",
+    "vmalert": "victoria-metrics",
 }
 """Debian's package for each binary; Debian calls Alertmanager's binary by the package's name."""
 
@@ -182,7 +184,7 @@ def haproxy(
 
 @dataclass(frozen=True)
 class HttpProgram:
-    """A running Prometheus or Alertmanager."""
+    """A running Prometheus, VictoriaMetrics or Alertmanager."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -224,6 +226,18 @@ def prometheus(
     # Alertmanagers are discovered some seconds after the start; an alert of before that is sent again only after this delay.
     argv += ["--rules.alert.resend-delay=1s"]
     with running(argv, folder / "log", ready=lambda: answers_200(f"{url}/-/ready")) as process:
+        yield HttpProgram(url, process, folder)
+
+
+@contextmanager
+def victoria_metrics(config: Mapping[str, Any], tmp_path: Path) -> Iterator[HttpProgram]:
+    """VictoriaMetrics (single node) that scrapes by ``config``, which is as Prometheus's; rules are not its business."""
+    program, folder, port = binary("victoria-metrics"), _folder(tmp_path, "victoria-metrics"), free_port()
+    (folder / "scrape.yml").write_text(yaml.safe_dump(dict(config)))
+    url = f"http://127.0.0.1:{port}"
+    argv = [program, f"-promscrape.config={folder}/scrape.yml", f"-storageDataPath={folder}/data"]
+    argv += [f"-httpListenAddr=127.0.0.1:{port}", "-memory.allowedBytes=256MB"]
+    with running(argv, folder / "log", ready=lambda: answers_200(f"{url}/health")) as process:
         yield HttpProgram(url, process, folder)
 
 
@@ -283,6 +297,9 @@ class RealPrograms:
         self, config: Mapping[str, Any], rules: Mapping[str, str] | None = None, history: str | None = None
     ) -> HttpProgram:
         return self._stack.enter_context(prometheus(config, rules or {}, self.tmp_path, history))
+
+    def victoria_metrics(self, config: Mapping[str, Any]) -> HttpProgram:
+        return self._stack.enter_context(victoria_metrics(config, self.tmp_path))
 
     def alertmanager(self, config: Mapping[str, Any], templates: Mapping[str, str] | None = None) -> HttpProgram:
         return self._stack.enter_context(alertmanager(config, self.tmp_path, templates))

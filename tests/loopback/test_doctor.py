@@ -384,14 +384,22 @@ async def test_an_exporter_of_this_file_that_does_not_run_yet_is_only_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("rules", "mistakes"),
+    ("groups", "build", "mistakes"),
     [
-        ([], {Mistake.RULES_NOT_LOADED}),
-        ([{"name": "TelemetryLost", "type": "alerting", "health": "ok"}], set()),
-        ([{"name": "TelemetryLost", "type": "alerting", "health": "err", "lastError": "boom"}], {Mistake.RULES_FAIL}),
+        ([{"rules": []}], {}, {Mistake.RULES_NOT_LOADED}),
+        ([], {"revision": "2.42.0"}, {Mistake.RULES_NOT_LOADED}),
+        ([], {}, set()),  # VictoriaMetrics: the list is there for form's sake
+        ([{"rules": [{"name": "TelemetryLost", "type": "alerting", "health": "ok"}]}], {}, set()),
+        (
+            [{"rules": [{"name": "TelemetryLost", "type": "alerting", "health": "err", "lastError": "boom"}]}],
+            {},
+            {Mistake.RULES_FAIL},
+        ),
     ],
 )
-async def test_rules_that_are_not_loaded_or_fail_are_told(fleet: Fleet, rules: list[Any], mistakes: set[Mistake]) -> None:
+async def test_rules_that_are_not_loaded_or_fail_are_told(
+    fleet: Fleet, groups: list[Any], build: dict[str, str], mistakes: set[Mistake]
+) -> None:
     def data(found: object) -> Handler:
         return reply(200, {"status": "success", "data": found})
 
@@ -402,7 +410,7 @@ async def test_rules_that_are_not_loaded_or_fail_are_told(fleet: Fleet, rules: l
     async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
         path = seen.path.partition("?")[0]
         query = now if "time%28%29" in seen.path else vector
-        answers = {"/api/v1/query": query, "/api/v1/rules": data({"groups": [{"rules": rules}]})}
+        answers = {"/api/v1/query": query, "/api/v1/rules": data({"groups": groups}), "/api/v1/status/buildinfo": data(build)}
         await answers.get(path, reply(404))(seen, writer)
 
     async with serving_raw(serve) as server:

@@ -146,6 +146,8 @@ class World:
         self._zones = dict(zones or {})
         self.pool = "llm"
         self.leadership: Leadership | None = None
+        self.elsewhere: frozenset[tuple[str, str]] = frozenset()
+        """Gateway servers whose backends another shard watches."""
         self.told: Told = lambda decision, gateway, server: None
         """Who hears of each decision that is written down."""
         self.actuators: dict[str, Actuator] = {"edge": self.gateway}
@@ -184,6 +186,7 @@ class World:
                 leadership=self.leadership,
                 monotonic=self.clock.monotonic,
                 wall=self.clock.wall,
+                elsewhere=lambda: self.elsewhere,
             )
         )
 

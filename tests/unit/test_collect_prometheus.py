@@ -54,15 +54,21 @@ async def test_a_series_that_cannot_be_read_costs_only_itself(bad: dict[str, Any
 
 
 class EnginesOnly:
-    """A fake of the client: no series of ours, and engines' own raw samples to the third question."""
+    """A fake of the client: no series of ours, and engines' own raw samples to the third question.
+
+    ``times`` are what our exporter's series end with.
+    """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.times: list[dict[str, Any]] = []
         self.questions: list[str] = []
+        self.params: list[Mapping[str, Any] | None] = []
 
     def custom_query(self, query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        self.params.append(params)
         if "vllm" not in query:
-            return []
+            return self.times if "timestamp" in query else []
         self.questions.append(query)
         return self.rows
 
@@ -95,6 +101,31 @@ async def test_a_backend_without_our_exporter_is_read_from_its_engines_own_serie
     assert seen.value(catalog.RUNNING.name) == 3
     assert seen.histograms[catalog.TTFT.name].count == 60
     assert "a:8000|b:8000" in client.questions[0]
+
+
+@pytest.mark.parametrize(("age_s", "looked_at"), [(5.0, False), (44.0, False), (46.0, True), (290.0, True)])
+async def test_an_exporter_that_tells_no_more_hides_its_engine_no_longer_than_evidence_lasts(
+    age_s: float, looked_at: bool
+) -> None:
+    client, fleet = EnginesOnly(), watched("a")
+    source = PrometheusSource(client, "http://prometheus", ("a",), 45.0, NativePages(lambda: fleet, 15.0))
+    client.times = [row("", str(time.time() - age_s), backend="a")]
+    await source.collect(0.0, 2.0)
+    assert bool(client.questions) is looked_at
+    assert client.params == [{"nocache": "1"}] * len(client.params), "VictoriaMetrics would answer as of 30 s ago"
+
+
+async def test_the_mark_at_the_end_of_a_target_is_no_page_of_it() -> None:
+    client, fleet = EnginesOnly(), watched("a")
+    source = PrometheusSource(client, "http://prometheus", ("a",), 45.0, NativePages(lambda: fleet, 15.0))
+    engine, now = Vllm("a:8000"), time.time()
+    for age_s in (40, 25):
+        client.scrape(engine, now - age_s)
+    for one in list(client.rows):  # as VictoriaMetrics hands it out
+        client.rows.append({**one, "values": [[now - 10, "NaN"]]})
+    seen = (await source.collect(0.0, 2.0)).observations["a"]
+    assert seen.state is State.SERVING
+    assert seen.age_s == pytest.approx(25, abs=1)
 
 
 async def test_an_engine_that_stands_still_is_unknown_without_a_probe_and_stays_so_when_its_clients_give_up() -> None:
@@ -141,3 +172,23 @@ def test_another_backend_under_a_known_name_begins_anew() -> None:
     assert "a:8000" in next(pages.questions(frozenset()))
     question = next(pages.questions(frozenset()))
     assert '"b:8000"' in question
+
+
+async def test_one_of_many_asks_for_its_own_backends_by_name_some_hundreds_at_a_time() -> None:
+    client = EnginesOnly()
+    asked: list[str] = []
+    client.custom_query = lambda query, params=None: asked.append(query) or []  # type: ignore[assignment, func-returns-value, method-assign]
+    names = tuple(f"llm/b.{number}" for number in range(600))
+    source = PrometheusSource(client, "http://prometheus", names, 45.0, by_name=True)
+    await source.collect(0.0, 2.0)
+    assert len(asked) == 6
+    assert 'backend=~"llm[/]b[.]0|llm[/]b[.]1|' in asked[0]
+    assert "b[.]249|" not in asked[0]
+    source.follow(("only",), frozenset(), 0.0)
+    asked.clear()
+    await source.collect(0.0, 2.0)
+    assert [query.partition("backend=~")[2].partition("}")[0] for query in asked] == ['"only"', '"only"']
+    source.follow((), frozenset(), 0.0)
+    asked.clear()
+    await source.collect(0.0, 2.0)
+    assert asked == []

@@ -114,6 +114,7 @@ async def test_engines_are_found_by_their_names_and_a_gap_stays_a_gap(prometheus
 
 
 TARGETS = {"activeTargets": [{"labels": {"instance": i}, "scrapeInterval": s} for i, s in (("a:8000", "1m30s"), ("x", "1h"))]}
+AT_VICTORIA_METRICS = {"labels": {"instance": "a:8000"}, "discoveredLabels": {"__scrape_interval__": "1m"}}
 CONFIG = {"yaml": "global:\n  scrape_interval: 30s\n  scrape_timeout: 10s\n"}
 
 
@@ -123,6 +124,7 @@ CONFIG = {"yaml": "global:\n  scrape_interval: 30s\n  scrape_timeout: 10s\n"}
         ({"/api/v1/targets": {"data": TARGETS}, "/api/v1/status/config": {"data": CONFIG}}, 90),
         ({"/api/v1/targets": {"data": {"activeTargets": []}}, "/api/v1/status/config": {"data": CONFIG}}, 30),
         ({"/api/v1/targets": {"data": {"activeTargets": []}}, "/api/v1/status/config": {"data": {"yaml": "global: {}"}}}, 15),
+        ({"/api/v1/targets": {"data": {"activeTargets": [AT_VICTORIA_METRICS]}}}, 60),
         ({"/api/v1/targets": 3}, 15),
         ({}, 15),
     ],

@@ -31,6 +31,13 @@ def test_it_fits_the_terminal_and_the_reason_is_whole(width: int) -> None:
     assert LONG["why"] in " ".join(said.split())
 
 
+def test_a_shard_says_which_it_is_and_what_it_leaves_to_the_others() -> None:
+    part = {"index": 0, "of": 3, "elsewhere": 24, "split_pools": ["edge:llm"]}
+    lines = fleet_table(fleet(shard=part), 120).splitlines()
+    assert lines[0].endswith("tick 7; shard 0/3, 24 backends are watched by the others")
+    assert lines[1].startswith("  ! pool edge:llm is watched by several shards")
+
+
 def test_a_reason_that_fits_stands_beside_its_backend() -> None:
     line = fleet_table(fleet(), 120).splitlines()[2]
     assert line.startswith("sim-a")

@@ -17,6 +17,7 @@ from tailkeeper_watchdog.api.app import build_api
 from tailkeeper_watchdog.api.live import Live
 from tailkeeper_watchdog.api.page import TickDurations
 from tailkeeper_watchdog.api.security import Gate
+from tailkeeper_watchdog.api.shard import Part
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.slo.tiers import tiers_of
@@ -42,12 +43,13 @@ def application(
     durations: TickDurations | None = None,
     insights: Insights | None = None,
     live: Live | None = None,
+    part: Part | None = None,
 ) -> FastAPI:
     """The same without the gate."""
     modes: Mapping[str, Mode] = {name: setting.mode for name, setting in world.loop.parts.rules.policies.items()}
     decisions, told = world.loop.parts.decisions, insights or insights_of(world)
     durations = durations or TickDurations()
-    return build_api(world.loop, world.ledger, decisions, world.switches, durations, modes, TICK_S, told, live=live)
+    return build_api(world.loop, world.ledger, decisions, world.switches, durations, modes, TICK_S, told, live=live, part=part)
 
 
 @dataclass

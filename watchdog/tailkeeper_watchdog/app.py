@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -47,6 +48,7 @@ from tailkeeper_watchdog.records.file import Recorder
 from tailkeeper_watchdog.records.in_force import InForce, written_down
 from tailkeeper_watchdog.settings import Configuration, PoliciesSettings, WatchdogSettings, WatchedBackend
 from tailkeeper_watchdog.settings import PrometheusSource as PrometheusSourceSettings
+from tailkeeper_watchdog.shard import Left, Neighbours, Shard
 from tailkeeper_watchdog.slo.store import SloStore
 from tailkeeper_watchdog.slo.tiers import tiers_of
 from tailkeeper_watchdog.switches import Switches
@@ -60,12 +62,17 @@ def policy_modes(policies: PoliciesSettings) -> dict[str, Mode]:
     return {policy.name: getattr(policies, policy.name).mode for policy in POLICIES}
 
 
-def build_source(config: Configuration, names: tuple[str, ...], fleet: Callable[[], tuple[WatchedBackend, ...]]) -> Source:
-    """What is read; ``fleet`` gives the backends' settings, by which their engines' own series are known."""
+def build_source(
+    config: Configuration, names: tuple[str, ...], fleet: Callable[[], tuple[WatchedBackend, ...]], *, one_of_many: bool = False
+) -> Source:
+    """What is read; ``fleet`` gives the backends' settings, by which their engines' own series are known.
+
+    ``one_of_many``: a Prometheus has those of other shards too, and is asked for ours by name.
+    """
     source = config.watchdog.source
     if isinstance(source, PrometheusSourceSettings):
         pages = NativePages(fleet, source.interval_s)
-        return PrometheusSource(PrometheusClient(source), source.url, names, config.stale_after_s, pages)
+        return PrometheusSource(PrometheusClient(source), source.url, names, config.stale_after_s, pages, by_name=one_of_many)
     return ExporterSource(source.urls, names, config.stale_after_s, source.auth)
 
 
@@ -82,6 +89,7 @@ class Watchdog:
         found: Found | None = None,
         weights_file: WeightsFile | None = None,
         leadership: Leadership | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         provider = Listed(config.backends, found)
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
@@ -94,6 +102,9 @@ class Watchdog:
         self.announcers = build_announcers(config, instance)
         actuators = {g.name: build_actuator(g) for g in config.gateways}
         self.switches = Switches(self.ledger, config.guards.pause_file, time.time)
+        part = None if neighbours is None else partial(_part, neighbours, Listed(config.backends, found))
+        if neighbours is not None:
+            self.switches.settle(neighbours.shard.of)
         self.weighing = Weighing(self.ledger, config.hscore.weights.model_dump(), time.time)
         self._weights_file, self._named = weights_file, "weights" in config.hscore.model_fields_set
         self._durations = TickDurations()
@@ -105,7 +116,7 @@ class Watchdog:
         self.loop = Loop(
             Parts(
                 fleet=fleet,
-                source=build_source(config, tuple(b.name for b in fleet()), provider),
+                source=build_source(config, tuple(b.name for b in fleet()), provider, one_of_many=neighbours is not None),
                 reconciler=Reconciler(actuators, self.ledger, decisions, config.guards.lease_s, time.time),
                 ledger=self.ledger,
                 decisions=decisions,
@@ -116,6 +127,7 @@ class Watchdog:
                 tick_s=config.watchdog.tick_s,
                 leadership=leadership,
                 memory=Memory(detectors={block_e.DETECTOR.name: learned}),
+                elsewhere=frozenset if part is None else lambda: part()[1].servers,
                 rest=Tidying(),
             ),
             self._after_tick,
@@ -130,7 +142,7 @@ class Watchdog:
         sent = None if self.telemetry is None else self.telemetry.counts
         self._live = Live()
         own = (self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
-        api = build_api(self.loop, *own, sent, self.announcers, self._live)
+        api = build_api(self.loop, *own, sent, self.announcers, self._live, part)
         self._api = api
         self.asgi = Gate(api, token)
 
@@ -207,6 +219,10 @@ class Watchdog:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         self.ledger.close()
+
+
+def _part(neighbours: Neighbours, own: Listed) -> tuple[Shard, Left]:
+    return neighbours.shard, neighbours.left(own())
 
 
 def instance_of(started_unix_s: float) -> str:

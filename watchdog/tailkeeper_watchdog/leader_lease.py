@@ -127,7 +127,8 @@ def new_identity() -> str:
 class KubernetesLeadership:
     """Satisfies ``Leadership``. ``clock`` gives monotonic seconds, ``wall`` epoch seconds for people.
 
-    ``connection`` leads to the API; by default to that of the settings.
+    ``connection`` leads to the API; by default to that of the settings. ``shared``: other processes have this identity too, and
+    hold the Lease with us. Whoever steps down leaves it to run out then, for the others may still lead by it.
     """
 
     def __init__(
@@ -137,9 +138,11 @@ class KubernetesLeadership:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         connection: Connection | None = None,
+        shared: bool = False,
     ) -> None:
         self._settings = settings
         self._identity = identity
+        self._shared = shared
         self._connection = connection or KubeConnection(settings.kubeconfig, settings.in_cluster)
         self._clock = clock
         self._wall = wall
@@ -189,8 +192,8 @@ class KubernetesLeadership:
         return self._unreached("others keep writing it")
 
     async def step_down(self) -> None:
-        if self._renewed_at is not None:
-            self._renewed_at = None
+        led, self._renewed_at = self._renewed_at is not None, None
+        if led and not self._shared:
             try:
                 async with asyncio.timeout(CALL_SHARE * self._settings.lease_s):
                     await self._let_go(await self._connection.opened())

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -95,45 +95,85 @@ class FileLock:
     def _take(self) -> str | None:
         opened = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            said = os.read(opened, MAX_LOCK_FILE_BYTES)
-            os.close(opened)
-            return self._leader(said)
-        except BaseException:
-            os.close(opened)
-            raise
-        try:
-            there = self._is_there(opened)
+            why_not = self._lock(opened)
+            if why_not is None and not self._is_there(opened):  # replaced meanwhile: the next try finds the new one
+                why_not = f"the lock file {self._path} was replaced a moment ago"
         except BaseException:
             os.close(opened)  # kept open it would keep the lock, and us from ever having it
             raise
-        if not there:  # replaced between opening and locking: the next try finds the new one
+        if why_not is not None:
             os.close(opened)
-            return f"the lock file {self._path} was replaced a moment ago"
+            return why_not
         self._held = opened
-        self._sign(opened)
         return None
 
-    def _sign(self, held: int) -> None:
-        """Say who we are. A full disk keeps nobody from leading: the lock is held already."""
-        since = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="seconds")
-        words = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "listen": self._listen}
-        with contextlib.suppress(OSError):
-            os.ftruncate(held, 0)
-            os.pwrite(held, f"{json.dumps(words)}\n".encode(), 0)
-
-    def _leader(self, said: bytes) -> str:
+    def _lock(self, opened: int) -> str | None:
+        """None where the lock is ours now, else who has it. Raises OSError."""
         try:
-            words: Any = json.loads(said)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._leader(opened)
+        with contextlib.suppress(OSError):  # a full disk keeps nobody from leading: the lock is held already
+            self._write(opened, self._words())
+        return None
+
+    def _words(self) -> dict[str, Any]:
+        """Who we are."""
+        since = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="seconds")
+        return {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "listen": self._listen}
+
+    def _write(self, held: int, words: Mapping[str, Any]) -> None:
+        os.ftruncate(held, 0)
+        os.pwrite(held, f"{json.dumps(words)}\n".encode(), 0)
+
+    def _said(self, opened: int) -> Mapping[str, Any]:
+        """What stands in the file; nothing where that is not ours to read."""
+        try:
+            words: Any = json.loads(os.pread(opened, MAX_LOCK_FILE_BYTES, 0))
         except (ValueError, RecursionError):
-            words = None
-        if not isinstance(words, dict):
+            return {}
+        return words if isinstance(words, dict) else {}
+
+    def _leader(self, opened: int) -> str:
+        words = self._said(opened)
+        if not words:
             return f"another watchdog leads: it holds {self._path}, which does not say who it is"
         pid, host, since, listen = (str(words.get(key, "unknown"))[:MAX_WORD_CHARS] for key in ("pid", "host", "since", "listen"))
-        return f"another watchdog leads: process {pid} on {host} at {listen}, since {since} (it holds {self._path})"
+        who = f"process {pid} on {host} at {listen}, since {since} (it holds {self._path})"
+        shards = words.get("shards")
+        if shards is None:
+            return f"another watchdog leads: {who}"
+        return (
+            f"this fleet is watched by {str(shards)[:MAX_WORD_CHARS]} shards, and a fleet has one number of them at a time: {who}"
+        )
 
     def _let_go(self) -> None:
         if self._held is not None:
             held, self._held = self._held, None
             os.close(held)  # and with it the lock: it is ours alone, for nothing that we start inherits it
+
+
+class ShardsLock(FileLock):
+    """The same lock file, held together by all shards of one number: a watchdog without shards holds it alone, and so do those of
+    another number in turn. So of two layouts of one fleet only one acts, and no pool has two watchdogs.
+
+    How many they are stands in the file, written by the first of them while it alone has the lock, and by nobody while any other
+    has it.
+    """
+
+    def __init__(self, state: Path, listen: str, wall: Callable[[], float], of: int) -> None:
+        super().__init__(state, listen, wall)
+        self._of = of
+
+    def _lock(self, opened: int) -> str | None:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if self._said(opened).get("shards") == self._of:
+                return None
+            # Taking it alone gives the shared one up first: whoever gets in between is found by reading once more.
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write(opened, {**self._words(), "shards": self._of})
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._leader(opened)
+        return None if self._said(opened).get("shards") == self._of else self._leader(opened)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailkeeper_watchdog.fleet import GONE, Fleet, server_of
+from tailkeeper_watchdog.fleet import GONE, Fleet, Server, server_of
 from tailkeeper_watchdog.giving_back import Reach, nothing_left
 from tailkeeper_watchdog.model import Knob, KnobValue, Lease
 from tailkeeper_watchdog.plan import CLOCK_SLACK_S, Change, ChangeKind, as_found, same
@@ -27,6 +27,8 @@ class LeftoverInput:
     now: float
     time_unix_s: float
     held: frozenset[str] = frozenset()
+    moved: frozenset[Server] = frozenset()
+    """Servers of backends that another shard watches."""
 
 
 def leftovers(given: LeftoverInput) -> tuple[Change, ...]:
@@ -59,7 +61,7 @@ def _one(lease: Lease, given: LeftoverInput) -> Change | None:
 
 def _still_ours(lease: Lease, given: LeftoverInput, actual: KnobValue) -> Change | None:
     settings, left_s = given.settings, lease.expires_unix_s - given.time_unix_s
-    if lease.backend in given.held and server_of(lease) not in given.fleet.left_at:
+    if lease.backend in given.held and server_of(lease) not in given.fleet.left_at and server_of(lease) not in given.moved:
         return _change(ChangeKind.RENEW, lease, "an operator's hold is on it", actual) if left_s < settings.lease_s / 2 else None
     if left_s <= 0:
         return _change(ChangeKind.EXPIRE, lease, f"the lease ran out; {_why(lease, given)}", actual)
@@ -84,6 +86,8 @@ def _not_to_be_read(lease: Lease, given: LeftoverInput) -> Change | None:
 
 
 def _gone_long_enough(lease: Lease, given: LeftoverInput) -> bool:
+    if server_of(lease) in given.moved:
+        return True  # nobody's listing can have flickered: whose it is follows from the configuration
     left_at = given.fleet.left_at.get(server_of(lease))
     return left_at is not None and given.now - left_at >= given.settings.cooldown_s
 
@@ -91,6 +95,8 @@ def _gone_long_enough(lease: Lease, given: LeftoverInput) -> bool:
 def _why(lease: Lease, given: LeftoverInput) -> str:
     if given.fleet.owns(lease):
         return "the lease ran out"
+    if server_of(lease) in given.moved:
+        return "its pool is another shard's now"
     if lease.backend in given.fleet.names:
         return f"{lease.backend} is not at server {lease.target.server} any more"
     return GONE

@@ -22,7 +22,7 @@ from tailkeeper_watchdog.collect.base import Collected, Source
 from tailkeeper_watchdog.core import Memory, Rules
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.detectors import Symptom, block_e
-from tailkeeper_watchdog.fleet import Fleet, succeeded, turnover
+from tailkeeper_watchdog.fleet import Fleet, Server, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext, holds_up, is_drain
 from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
@@ -85,6 +85,8 @@ class Parts:
     """Asked before anything is done; None where nobody else can be there."""
     memory: Memory = field(default_factory=Memory)
     """What is remembered from before the start."""
+    elsewhere: Callable[[], frozenset[Server]] = frozenset
+    """Gateway servers that are not ours because another shard watches their backends."""
     rest: Callable[[], None] = lambda: None
     """Called after each tick, when everything is done: for what need not be done while a backend waits to be taken out."""
 
@@ -398,6 +400,7 @@ class Loop:
                 snapshot.now,
                 snapshot.time_unix_s,
                 held,
+                self.parts.elsewhere(),
             )
         )
 

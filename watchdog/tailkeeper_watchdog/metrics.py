@@ -25,6 +25,9 @@ DIMENSION = Label(
 )
 VALUE = Label("value", 64, "which stage, resource or tenant, cut to 60 characters")
 
+SHARD = Label("shard", 1, "which part of the fleet this watchdog is for, such as 0/3")
+WHOSE = Label("whose", 2, "own or elsewhere")
+
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -217,6 +220,19 @@ KUBERNETES_EVENTS = Metric(
     Merge.SUM,
 )
 
+SHARD_BACKENDS = _gauge(
+    "tailkeeper_shard_backends",
+    Unit.ONE,
+    "Backends that this shard watches, and those that it leaves to the others; absent without shards.",
+    (SHARD, WHOSE),
+)
+SHARD_SPLIT = _gauge(
+    "tailkeeper_shard_split_pools",
+    Unit.ONE,
+    "Pools whose found backends fall to several shards, so that no cap holds for the whole of them; absent without shards.",
+    (SHARD,),
+)
+
 SCORE_BAND_SEVERITY: dict[str, str] = {"0.2": "page", "0.4": "page", "0.6": "ticket"}
 """Upper bounds of the score bands, lowest first, as the label ``score_band`` has them, and how loud each is. Said once,
 because the same alert comes from the watchdog and from Prometheus' rules."""
@@ -306,4 +322,6 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     OTLP_SPANS,
     OTLP_LOGS,
     KUBERNETES_EVENTS,
+    SHARD_BACKENDS,
+    SHARD_SPLIT,
 )

@@ -12,6 +12,10 @@ from tailkeeper_watchdog.ledger import Ledger
 MAX_HOLD_S = 7 * 86_400.0
 """A hold that nobody remembers ends after a week."""
 
+SETTLE_S = 30.0
+"""All shards begin within some seconds of each other, and give back at their first tick; a gateway may need a few more."""
+SHARDS_KEY = "shards"
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -28,11 +32,16 @@ class Switches:
         self._wall = wall
         self.standing_by: str | None = None
         """Who leads instead of us; None where we lead. Not kept: it is found out anew each tick."""
+        self.settles_until_unix_s = 0.0
+        """Until then the other shards give back what was theirs; nothing new is done."""
 
     def paused(self) -> str | None:
         """Why nothing may be done now, or None. A pause file that cannot be looked at counts as there."""
         if self.standing_by is not None:
             return self.standing_by
+        left_s = self.settles_until_unix_s - self._wall()
+        if 0 < left_s <= SETTLE_S:  # more than that is a wall clock that was set back
+            return f"the number of shards has changed: for {left_s:.0f} s more each gives back what is another's now"
         if self._pause_file is not None:
             try:
                 if self._pause_file.exists():
@@ -40,6 +49,19 @@ class Switches:
             except OSError as error:
                 return f"the pause file {self._pause_file} cannot be looked at: {error.strerror}"
         return self._ledger.get_meta("paused")
+
+    def settle(self, shards: int) -> None:
+        """Where this ledger was last led by one of another number of shards, or by none, wait for the others before anything new.
+
+        A pool that is ours since then may carry a change of the shard that had it: what is read there until that has given it
+        back would be taken for what its gateway had before.
+        """
+        before, _, since = (self._ledger.get_meta(SHARDS_KEY) or "").partition(" ")
+        begun = float(since or 0.0)
+        if before != str(shards):
+            begun = self._wall()
+            self._ledger.set_meta(SHARDS_KEY, f"{shards} {begun:.3f}")
+        self.settles_until_unix_s = begun + SETTLE_S
 
     def pause(self, why: str) -> None:
         self._ledger.set_meta("paused", why[:300])

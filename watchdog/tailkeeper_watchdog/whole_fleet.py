@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tailkeeper_watchdog.model import Backend, Target
-from tailkeeper_watchdog.settings import WatchedBackend
+from tailkeeper_watchdog.settings import GatewayRef, WatchedBackend
 
 ALL_SERVERS = "all"
 """Pool of a gateway whose servers are not grouped."""
 
 
+def target_of(ref: GatewayRef, backend: str, kinds: Mapping[str, str]) -> Target:
+    """Where the backend of that name is switched."""
+    server = ref.server or backend  # left out for a tap, whose name is the backend's own
+    before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
+    return Target(ref.name, server, ref.pool or before_slash)
+
+
 def backend_of(settings: WatchedBackend, kinds: Mapping[str, str]) -> Backend:
     """A configured backend as the core knows it. ``kinds`` maps gateway names to their kind."""
-    targets = []
-    for ref in settings.gateway:
-        server = ref.server or settings.name  # left out for a tap, whose name is the backend's own
-        before_slash = server.partition("/")[0] if kinds.get(ref.name) == "haproxy" else ALL_SERVERS
-        targets.append(Target(ref.name, server, ref.pool or before_slash))
+    targets = [target_of(ref, settings.name, kinds) for ref in settings.gateway]
     shape = settings.model_shape
     token_bytes = None if shape is None else 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype_bytes
     return Backend(

@@ -87,22 +87,27 @@ class Discoverer(Generic[B]):
         log: Any = None,
         max_backends: int = MAX_TARGETS,
         uniform: Callable[[float, float], float] = random.uniform,
+        keep: Callable[[B], bool] = lambda backend: True,
     ) -> None:
         """``compose`` makes a backend's settings, and raises ValueError with a sentence where they would not be valid.
 
         ``configured`` are the backends of the configuration, which win over found ones and count towards ``max_backends``.
+        ``keep`` says which of the found ones are ours; the rest is ``elsewhere``.
         """
         self._sources = sources
         self._registry = Registry([s.name for s in sources], {b.name: b.url for b in configured}, max_backends)
         self._compose = compose
         self._log = structlog.get_logger("tailkeeper.discovery") if log is None else log
         self._uniform = uniform
+        self._keep = keep
         self._composed: dict[Found, B | str] = {}
         self._said: dict[str, object] = {}
         self._unlisted = dict.fromkeys(source.name for source in sources)
         self._change = asyncio.Event()
         self.backends: tuple[B, ...] = ()
         """By name; replaced as a whole, never changed."""
+        self.elsewhere: tuple[B, ...] = ()
+        """Found, and somebody else's; likewise."""
 
     @property
     def unlisted(self) -> tuple[str, ...]:
@@ -151,7 +156,9 @@ class Discoverer(Generic[B]):
         problems = {f.name: result for f, result in self._composed.items() if isinstance(result, str)}
         first = next(iter(problems.items()), None)
         self._say("all", "found backends left out", None if first is None else (len(problems), f"{first[0]}: {first[1]}"))
-        self.backends = tuple(result for result in self._composed.values() if not isinstance(result, str))
+        composed = [result for result in self._composed.values() if not isinstance(result, str)]
+        self.elsewhere = tuple(backend for backend in composed if not self._keep(backend))
+        self.backends = tuple(backend for backend in composed if self._keep(backend))
         # Whoever waits wakes up and looks again; whoever comes later waits for the next event.
         self._change.set()
         self._change = asyncio.Event()

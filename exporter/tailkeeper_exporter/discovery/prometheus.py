@@ -36,6 +36,9 @@ API_PORT = 8_000
 """Where the API is taken to be of an engine whose page has a port of its own (Triton, Ray): their default."""
 FOREIGN_LABELS = ("server", "worker_addr")
 """Set by vLLM's production-stack router and by sglang-router on metrics of their workers; engines set neither."""
+FRESH: Mapping[str, str] = {"nocache": "1"}
+"""Goes with each query: VictoriaMetrics answers by it with what it has now, and without it as of 30 s ago (its
+`-search.latencyOffset`), which most evidence may not be. Prometheus and the others do not know the word and leave it aside."""
 _TELLING = (catalog.RUNNING, catalog.WAITING, catalog.LATENCY)
 """Rows that tell an engine: one series each per process, and on every page of it."""
 _MAX_ERROR_CHARS = 200
@@ -123,7 +126,7 @@ class PrometheusLister:
         return {target: engine for target, engine in self._known.items() if target in missing and target in targets}
 
     async def _ask(self, client: httpx.AsyncClient, headers: Mapping[str, str], promql: str, deadline_s: float) -> Rows:
-        url = f"{self._settings.url}/api/v1/query?{urlencode({'query': promql})}"
+        url = f"{self._settings.url}/api/v1/query?{urlencode({'query': promql, **FRESH})}"
         try:
             fetched = await fetch(client, url, headers, deadline_s)
         except FetchError as error:

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tailkeeper_exporter.otlp.counts import Counts
 from tailkeeper_watchdog import kube_announcer
-from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, slo
+from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, shard, slo
 from tailkeeper_watchdog.api.console import add_console
 from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
@@ -78,6 +78,7 @@ class Watched:
     insights: Insights
     telemetry: Counts
     announcers: Sequence[kube_announcer.KubeAnnouncer]
+    part: shard.Part | None
 
     @property
     def names(self) -> frozenset[str]:
@@ -104,6 +105,7 @@ class Watched:
             paused=self.switches.paused(),
             leases=self.ledger.leases(),
             holds=self.switches.holds(),
+            shard=shard.document(self.part),
         )
 
     async def picture(self) -> Event:
@@ -142,11 +144,12 @@ def build_api(
     telemetry: Counts | None = None,
     announcers: Sequence[kube_announcer.KubeAnnouncer] = (),
     live: Live | None = None,
+    part: shard.Part | None = None,
 ) -> FastAPI:
     """The application, without the gate in front of it (``security.Gate``). ``telemetry`` and ``announcers`` know what became
-    of what we send; ``live`` are the streams, for who wants to end them."""
+    of what we send; ``live`` are the streams, for who wants to end them; ``part`` says which shard this is, if it is one."""
     trends, live, sent = Trends(), live or Live(), telemetry or Counts()
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers)
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers, part)
     # A redirect to the path without its slash would go to whatever host the request names.
     api = FastAPI(
         title="Tailkeeper watchdog",
@@ -261,7 +264,9 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     ticks = [(TICKS_MISSED, [((), float(loop.beat.missed))]), (TICKS_FAILED, [((), float(loop.failed))])]
     now = () if latest is None else tuple(in_force.finding_series(latest.findings))
     more = (capacity.series(hardware), forecast.series(pages), tuple(series_of(watched.telemetry)))
-    return chain(ticks, promises, now, watched.lease_series(), *more, tuple(kube_announcer.series_of(watched.announcers)))
+    told = tuple(kube_announcer.series_of(watched.announcers))
+    parts = tuple(shard.series(watched.part, len(watched.names)))
+    return chain(ticks, promises, now, watched.lease_series(), *more, told, parts)
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:
@@ -280,7 +285,10 @@ def _add_own(api: FastAPI, watched: Watched) -> None:
     @api.get("/readyz")
     async def readyz() -> Response:
         why_not = _why_not_ready(watched)
-        return StrictJson({"status": "fail" if why_not else "pass", "reason": why_not}, 503 if why_not else 200)
+        document = {"status": "fail" if why_not else "pass", "reason": why_not}
+        if watched.part is not None:
+            document["shard"] = str(watched.part()[0])
+        return StrictJson(document, 503 if why_not else 200)
 
 
 def _why_not_ready(watched: Watched) -> str:

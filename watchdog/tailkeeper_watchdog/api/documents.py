@@ -58,6 +58,7 @@ class FleetView:
     paused: str | None = None
     leases: tuple[Lease, ...] = ()
     holds: Mapping[str, Hold] = field(default_factory=dict)
+    shard: Json | None = None
 
     @property
     def mode(self) -> Mode:
@@ -113,6 +114,7 @@ def fleet(view: FleetView) -> Json:
         "mode": view.mode.value,
         "paused": view.paused is not None,
         "paused_because": view.paused,
+        "shard": view.shard,
         "error": record.error or situation.snapshot.source_error,
         "gateway_errors": dict(view.gateway_errors),
         "slo_ttft_p99_s": situation.slo.ttft_p99_s,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,6 +54,12 @@ def points_of(row: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
             yield at, value
 
 
+def without_ends(pages: Pages) -> Pages:
+    """Without pages that hold no number at all: VictoriaMetrics hands out the mark at the end of a series as a sample that is
+    not a number, and at the end of a target every series has one. Prometheus keeps the mark to itself."""
+    return {at: samples for at, samples in pages.items() if not all(isnan(value) for _, value in samples)}
+
+
 @dataclass(slots=True)
 class _Known:
     """One backend of the fleet: what reads it, and up to when it has been read."""
@@ -82,7 +88,7 @@ class NativePages:
         kinds = {name: kind for known in asked.values() for name, kind in known.kinds.items()}
         foreign = "".join(f',{label}=""' for label in FOREIGN_LABELS)
         for first in range(0, len(places), PLACES_A_QUESTION):
-            these = "|".join(_literally(place) for place in places[first : first + PLACES_A_QUESTION])
+            these = "|".join(literally(place) for place in places[first : first + PLACES_A_QUESTION])
             window = f"[{round(1_000 * SCRAPES_ASKED * self.interval_s)}ms]"
             yield f'{{__name__=~"{names_matching(kinds)}",instance=~{json.dumps(these)}{foreign}}}{window}'
 
@@ -127,10 +133,10 @@ class NativePages:
                 pages.setdefault(at, []).append((key, value))
         found: dict[str, Pages] = {}
         for (name, _), pages in sorted(by_job.items(), key=lambda item: item[0]):
-            found.setdefault(name, pages)
+            found.setdefault(name, without_ends(pages))
         return found
 
 
-def _literally(text: str) -> str:
+def literally(text: str) -> str:
     """``text`` as a regular expression of PromQL that matches it alone."""
     return "".join(f"[{c}]" if not c.isalnum() and c not in "-_:" else c for c in text)

@@ -62,6 +62,8 @@ export function showNow(fleet, findings) {
     (node, [state, n]) => say(node, `${count(n)} ${state}`));
   lines($("trouble"), troubles(fleet));
   say($("mode"), fleet.paused ? `paused: ${fleet.paused_because}` : `mode ${fleet.mode}`, `chip ${fleet.paused ? "paused" : fleet.mode}`);
+  $("shard").hidden = !fleet.shard;
+  if (fleet.shard) say($("shard"), `shard ${fleet.shard.index}/${fleet.shard.of} · ${plural(fleet.shard.elsewhere, "backend")} elsewhere`);
   const able = fleet.backends.filter(takesWork).length;
   document.title = `${count(able)} of ${count(fleet.backends.length)} serving · Tailkeeper`;
 }

@@ -18,9 +18,10 @@ from urllib.parse import urlencode
 import httpx
 
 from tailkeeper_exporter.catalog import Kind
+from tailkeeper_exporter.discovery.prometheus import FRESH
 from tailkeeper_exporter.fetch import FetchError, fetch
 from tailkeeper_exporter.page import Reason
-from tailkeeper_watchdog.collect.native_pages import Pages, points_of
+from tailkeeper_watchdog.collect.native_pages import Pages, points_of, without_ends
 from tailkeeper_watchdog.collect.series import key_of, names_matching
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -61,7 +62,7 @@ class History:
 
     async def rows(self, promql: str, at: float) -> list[dict[str, Any]]:
         """The rows of an instant query at epoch second ``at``. Raises AskError."""
-        document = await self._get("/api/v1/query?" + urlencode({"query": promql, "time": f"{at:.3f}"}))
+        document = await self._get("/api/v1/query?" + urlencode({"query": promql, "time": f"{at:.3f}", **FRESH}))
         try:
             rows = document["data"]["result"]
             if document["status"] == "success" and all(isinstance(row.get("metric"), dict) for row in rows):
@@ -87,7 +88,7 @@ class History:
         """How often the server scrapes these targets: the longest of them, else its default, else ``DEFAULT_INTERVAL_S``."""
         try:
             targets = (await self._get("/api/v1/targets?state=active"))["data"]["activeTargets"]
-            found = [_seconds(t["scrapeInterval"]) for t in targets if t["labels"].get("instance") in instances]
+            found = [_stated(t) for t in targets if t["labels"].get("instance") in instances]
             if known := [s for s in found if s]:
                 return max(known)
             text = str((await self._get("/api/v1/status/config"))["data"]["yaml"])
@@ -116,6 +117,7 @@ class History:
             return
         for row in rows:
             _take(row, kinds, start, found)
+        found.pages = without_ends(found.pages)
 
     async def _get(self, path: str) -> Any:
         try:
@@ -127,6 +129,11 @@ class History:
             raise AskError(f"{self._url}: {why}", large) from error
         except (ValueError, RecursionError) as error:
             raise AskError(f"{self._url}: the answer is no JSON; is this the address of a Prometheus server?") from error
+
+
+def _stated(target: Mapping[str, Any]) -> float | None:
+    """How often a target is scraped: Prometheus says so, VictoriaMetrics has it among the labels of before relabelling."""
+    return _seconds(target.get("scrapeInterval") or target.get("discoveredLabels", {}).get("__scrape_interval__"))
 
 
 def _take(row: Mapping[str, Any], kinds: Mapping[str, Kind], start: float, found: Read) -> None:
