@@ -4,9 +4,36 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from enum import StrEnum
 
 import structlog
+
+FEW, PERIOD_S = 10, 60.0
+"""What a server says of its clients: anybody may be one, and a disk full of "Invalid HTTP request" would be his doing."""
+
+
+class Few(logging.Filter):
+    """Lets ``FEW`` records pass in a ``PERIOD_S``; the first of the next one says how many were left out. Errors are never."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._since_s = float("-inf")
+        self._passed = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR:
+            return True
+        now = self._clock()
+        if now - self._since_s >= PERIOD_S:
+            if self._left_out:
+                record.msg = f"{record.msg} ({self._left_out} more lines like this were left out)"
+            self._since_s, self._passed, self._left_out = now, 0, 0
+        self._passed += 1
+        self._left_out += self._passed > FEW
+        return self._passed <= FEW
 
 
 class LogFormat(StrEnum):
@@ -47,3 +74,5 @@ def set_up(log_format: LogFormat | None = None) -> None:
     root.setLevel(logging.INFO)
     for noisy in ("httpx", "httpcore", "urllib3", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    server = logging.getLogger("uvicorn.error")
+    server.filters = [Few(time.monotonic)]

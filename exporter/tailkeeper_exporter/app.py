@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 import structlog
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from tailkeeper_exporter import open_files
 from tailkeeper_exporter.change_rights import read_token
 from tailkeeper_exporter.clients import Clients, CredentialError, headers_in
 from tailkeeper_exporter.collector import BackendCollector
@@ -29,7 +29,7 @@ from tailkeeper_exporter.node import NodeCpu
 from tailkeeper_exporter.otlp.service import Otlp
 from tailkeeper_exporter.requests_ring import RequestRing
 from tailkeeper_exporter.server import make_app
-from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
+from tailkeeper_exporter.serving import Server, bind, end_on_signals, server_config
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings, OtlpSettings
 from tailkeeper_exporter.tap.access_log import AccessLog
 from tailkeeper_exporter.tap.exchange import Exchange
@@ -39,11 +39,6 @@ from tailkeeper_exporter.tap.routes import tap_routes
 from tailkeeper_exporter.tap.status import MakeTaps, RunningTaps
 from tailkeeper_exporter.views import BackendView
 
-KEEP_ALIVE_S = 75
-"""Above a Prometheus scrape interval, so that its connection is reused."""
-MAX_HEADER_BYTES = 16_384
-STOP_S = 3
-"""How long open answers may take to finish at shutdown; none of them waits for anything."""
 SPREAD_S = 1.0
 """First rounds of a large fleet are spread over this long, so that they do not all fall together for ever."""
 
@@ -242,25 +237,6 @@ def _log_xid(log: Any, device: DeviceId, event: XidEvent) -> None:
     tell("xid", gpu=device.uuid, xid=event.xid, severity=row.severity.value, meaning=row.meaning)
 
 
-def server_config(app: Starlette) -> uvicorn.Config:
-    """How we serve: no server header, no access log, bounded connections and headers."""
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        http="h11",
-        ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-    )
-
-
 async def serve(
     backends: tuple[BackendSettings, ...], settings: ExporterSettings, discoverer: Discoverer[Any] | None = None
 ) -> None:
@@ -269,6 +245,7 @@ async def serve(
     Raises OSError where it cannot listen. A part that ends by an error ends all: an exporter that no longer watches must not
     go on answering.
     """
+    open_files.raise_limit()
     exporter = build(backends, settings, discoverer=discoverer, make_taps=TapHost)
     with bind(settings.listen, "exporter.listen") as listening:
         if exporter.taps is not None:

@@ -271,7 +271,7 @@ class BackendCollector:
         finally:
             self.view = replace(self.view, open_probe_s=None)
         seen = result.seen()
-        if seen.answer in (Answer.REFUSED, Answer.UNREACHABLE, Answer.DENIED):
+        if seen.answer in (Answer.REFUSED, Answer.UNREACHABLE, Answer.DENIED, Answer.CUT_OFF):
             share.forget(sent)
         if seen.answer is Answer.DENIED:
             self._reload_credentials()

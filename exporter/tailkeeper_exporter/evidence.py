@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeVar
 
 TAP_STALE_S = 3.0
 """A tap reports at least once a second; after this long without a word its process is gone or stuck."""
@@ -35,6 +36,10 @@ class Answer(StrEnum):
     """401, 403, 404 or TLS that fails: our credential, our path, or a certificate."""
     ERROR = "error"
     """5xx that is none of the above."""
+    CUT_OFF = "cut_off"
+    """A fresh connection over TLS, for which we show no certificate, ends without a word. From an address that has let us in
+    before it is a refusal, by a proxy with nobody behind it; from another one perhaps the want of a certificate.
+    What is remembered is the one or the other, and never this."""
     UNUSABLE = "unusable"
     """Answered, but not with what was asked for."""
     SILENT = "silent"
@@ -188,6 +193,8 @@ class Memory:
     refusals: int = 0
     """Refusals in a row on the engine's own address."""
     refused_since_s: float | None = None
+    let_in: bool = False
+    """Whether the engine's address ever answered us with what we asked for."""
     queued_pages: int = 0
     """Pages in a row with a queue; negative: pages in a row without."""
     tap: TapSeen | None = None
@@ -209,6 +216,7 @@ class Memory:
 
 def remember(memory: Memory, evidence: Evidence, now: float) -> Memory:
     """``memory`` with ``evidence`` folded in. The order is fixed: tap, page, health, probe."""
+    evidence = _decided(evidence, memory.let_in)
     if evidence.tap is not None:
         memory = _with_tap(memory, evidence.tap, now)
     if evidence.page is not None:
@@ -220,6 +228,25 @@ def remember(memory: Memory, evidence: Evidence, now: float) -> Memory:
     if evidence.probe is not None:
         memory = _with_probe(memory, evidence.probe, now)
     return memory
+
+
+_Seen = TypeVar("_Seen", PageSeen, HealthSeen, ProbeSeen)
+
+
+def _decided(evidence: Evidence, let_in: bool) -> Evidence:
+    """``evidence`` with what `CUT_OFF` means from this address."""
+
+    def meant(seen: _Seen | None, otherwise: Answer) -> _Seen | None:
+        if seen is None or seen.answer is not Answer.CUT_OFF:
+            return seen
+        return replace(seen, answer=Answer.REFUSED if let_in else otherwise)
+
+    return replace(
+        evidence,
+        page=meant(evidence.page, Answer.UNUSABLE),
+        health=meant(evidence.health, Answer.DENIED),
+        probe=meant(evidence.probe, Answer.DENIED),
+    )
 
 
 def advanced(before: Work, after: Work) -> bool:
@@ -342,6 +369,7 @@ def _with_reachability(memory: Memory, answer: Answer, sent_s: float, now: float
         since = memory.refused_since_s
         return replace(memory, refusals=memory.refusals + 1, refused_since_s=now if since is None else since, mute_since_s=None)
     if answer not in MUTE:
+        memory = replace(memory, let_in=memory.let_in or answer in ALIVE)
         return replace(memory, refusals=0, refused_since_s=None, mute_since_s=None, answered_s=now)
     # Only an accepted request starts the clock: no connection at all may be our own network. Later ones may find the
     # accept queue of a stopped process full, which is silence too.

@@ -3,7 +3,8 @@
 Bytes out, nothing parsed here. The deadline is for the whole exchange, so a page that drips one byte a second ends at it;
 the cap counts decompressed bytes, so a small bomb ends at it too. Redirects are followed on the same host only, three at
 most, and credentials go to the same origin only. A kept-alive connection that the server had closed is tried once more on
-a fresh one; that is the only retry. Every failure is a ``FetchError`` with a bounded reason.
+a fresh one; that is the only retry. Where a fresh one over TLS broke, the second is first listened to: most servers that do not
+take our certificate say so there. Every failure is a ``FetchError`` with a bounded reason.
 
     PageError (exposition)
     └── FetchError          no usable answer: which reason, what status, how far it came
@@ -14,15 +15,21 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
+import httpcore
 import httpx
 
 from tailkeeper_exporter.page import MAX_BYTES, PageError, Reason
-from tailkeeper_exporter.tls import BROKEN, TlsCode, causes, tls_trouble
+from tailkeeper_exporter.tls import BROKEN, CUT_OFF, TlsCode, TlsTrouble, causes, tls_trouble
 
+EXCHANGE_ERRORS = (httpx.HTTPError, httpx.InvalidURL, OSError, anyio.EndOfStream)
+"""All that an exchange by httpx ends with. Two are not its own: an OSError where TLS is refused only after its handshake, and
+anyio's word where it had ended before we wrote, which httpcore translates for reads and not for writes."""
 ACCEPT = "text/plain;version=0.0.4;charset=utf-8, */*;q=0.1"
 MAX_REDIRECTS = 3
 """Engines redirect `/metrics` to `/metrics/`; more than a few hops is a loop."""
@@ -33,6 +40,9 @@ CONNECTIONS = 4
 CONNECT_SHARE = 0.9
 """Of a deadline, for a connection to be made: httpcore then gives it up by itself and closes the socket, which it does not where
 it is cancelled in the middle of a handshake; a hung server would cost a socket at each look."""
+LISTEN_SHARE = 0.25
+"""Of a deadline: so long a fresh connection over TLS is listened to where the one before it broke. What a server says of our
+certificate comes one round trip after the handshake, and is lost only where we send meanwhile."""
 _CODES = frozenset({400, 401, 403, 404, 405, 408, 421, 422, 429, 500, 501, 502, 503, 504})
 
 
@@ -103,16 +113,42 @@ class Progress:
     deadline_s: float | None = None
     accepted: bool = False
     answered: bool = False
+    greeted: bool = False
+    """A connection was made for this exchange, and its TLS has begun: whoever is silent from here on has accepted it."""
     secured: bool = False
     """Over TLS, and on a connection that was opened for this exchange."""
+    shown: bool = False
+    """A certificate of ours, should the server want one."""
+    listens: bool = False
+    """The connection before this one broke after its TLS had been agreed."""
 
-    async def trace(self, event: str, info: Mapping[str, object]) -> None:
+    def again(self) -> None:
+        """From the beginning, on another connection."""
+        self.listens = self.secured
+        self.accepted = self.answered = self.greeted = self.secured = False
+
+    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
         if event.endswith("send_request_headers.started"):
             self.accepted = True
         elif event.endswith("receive_response_headers.complete"):
             self.answered = True
+        elif event.endswith("start_tls.started"):
+            self.greeted = True
+            self.shown = getattr(info["ssl_context"], "shows_certificate", False)
         elif event.endswith("start_tls.complete"):
             self.secured = True
+            if self.listens and self.deadline_s is not None:
+                await _listen(info["return_value"], LISTEN_SHARE * self.deadline_s)
+
+
+async def _listen(stream: httpcore.AsyncNetworkStream, limit_s: float) -> None:
+    """Raises what TLS has to say; silence and an end without a word are left to whoever uses the connection."""
+    try:
+        with suppress(httpcore.ReadError, httpcore.ReadTimeout):
+            await stream.read(1, timeout=limit_s)
+    except BaseException:
+        await stream.aclose()
+        raise
 
 
 async def fetch(
@@ -142,18 +178,29 @@ class translated:  # noqa: N801  a context manager that reads like a word where 
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError)):
+        if isinstance(error, EXCHANGE_ERRORS):
             raise _translate(error, self._progress) from error
 
 
 def _translate(error: BaseException, progress: Progress) -> FetchError:
     trouble = None if _is_timeout(error) else tls_trouble(error)
-    if trouble is None and progress.secured and progress.accepted and not progress.answered and not _is_timeout(error):
-        trouble = BROKEN
+    if trouble is None and not _is_timeout(error):
+        trouble = _ended_without_a_word(progress)
     if trouble is not None:
         return FetchError(Reason.TLS, trouble.sentence, accepted=progress.accepted, tls=trouble.code)
     reason, detail = _reason_of(error, progress)
-    return FetchError(reason, detail, accepted=progress.accepted, answered=progress.answered)
+    # A stopped process accepts no less where it should speak first: the kernel does it, and takes the beginning of TLS.
+    accepted = progress.accepted or (progress.greeted and reason is Reason.TIMEOUT)
+    return FetchError(reason, detail, accepted=accepted, answered=progress.answered)
+
+
+def _ended_without_a_word(progress: Progress) -> TlsTrouble | None:
+    """What it means that a fresh connection over TLS ended, in its handshake or at our request; None for any other end."""
+    if progress.greeted and not progress.secured:
+        return None if progress.shown else CUT_OFF
+    if not progress.secured or not progress.accepted or progress.answered:
+        return None
+    return CUT_OFF if progress.listens and not progress.shown else BROKEN
 
 
 def _is_timeout(error: BaseException) -> bool:
@@ -162,7 +209,13 @@ def _is_timeout(error: BaseException) -> bool:
 
 def _reason_of(error: BaseException, progress: Progress) -> tuple[Reason, str]:
     if _is_timeout(error):
-        where = "while reading the answer" if progress.answered else "no answer" if progress.accepted else "no connection"
+        where = (
+            "while reading the answer"
+            if progress.answered
+            else "no answer"
+            if progress.accepted or progress.greeted
+            else "no connection"
+        )
         return Reason.TIMEOUT, where
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes(error)):
         return Reason.REFUSED, ""
@@ -205,9 +258,9 @@ async def opened(
     )
     try:
         response = await client.send(request, stream=True)
-    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, anyio.EndOfStream):
         # The pool's connection may have been closed by the server while idle, which says nothing about the server now.
-        progress.accepted = progress.answered = progress.secured = False
+        progress.again()
         response = await client.send(request, stream=True)
     try:
         yield response

@@ -29,6 +29,7 @@ from tailkeeper_exporter.probe_answer import is_loading
 from tailkeeper_exporter.probe_share import ProbeShare
 from tailkeeper_exporter.readings import Histogram, Reading
 from tailkeeper_exporter.settings import BackendSettings
+from tailkeeper_exporter.tls import TlsCode
 
 Output = tuple[str, Labels]
 
@@ -215,7 +216,7 @@ def page_answer(error: PageError) -> Answer:
     if not isinstance(error, FetchError) or error.answered:
         return Answer.UNUSABLE
     if error.reason is Reason.TLS:
-        return Answer.UNUSABLE
+        return Answer.CUT_OFF if error.tls is TlsCode.CUT_OFF else Answer.UNUSABLE
     if error.reason is Reason.REFUSED:
         return Answer.REFUSED
     if error.reason is Reason.TIMEOUT:
@@ -263,7 +264,7 @@ def health_answer(error: FetchError) -> Answer:
     if status is None:
         # 200 with a body that nobody needs to read to its end is as good as 200.
         if error.reason is Reason.TLS:
-            return Answer.DENIED
+            return Answer.CUT_OFF if error.tls is TlsCode.CUT_OFF else Answer.DENIED
         return Answer.OK if error.reason is Reason.TOO_LARGE else page_answer(error)
     if status in (401, 403, 404):
         return Answer.DENIED

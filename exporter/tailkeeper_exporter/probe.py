@@ -18,7 +18,7 @@ import httpx
 
 from tailkeeper_exporter.engines import Engine, ProbeRequest
 from tailkeeper_exporter.evidence import Answer, ProbeSeen
-from tailkeeper_exporter.fetch import FetchError, Progress, fetch, opened, status_error, translated
+from tailkeeper_exporter.fetch import EXCHANGE_ERRORS, FetchError, Progress, fetch, opened, status_error, translated
 from tailkeeper_exporter.page import Reason
 from tailkeeper_exporter.probe_answer import (
     MAX_STREAM_BYTES,
@@ -36,6 +36,7 @@ from tailkeeper_exporter.probe_answer import (
     text_of,
 )
 from tailkeeper_exporter.probe_plan import PROBE_ID_PREFIX
+from tailkeeper_exporter.tls import TlsCode
 
 CHAT = ProbeRequest(path="/v1/chat/completions", chat=True)
 MODELS_PATH = "/v1/models"
@@ -67,6 +68,7 @@ class ProbeResult:
         """The result as evidence of liveness. A token after the limit is life, though the outcome is a timeout."""
         late = self.outcome is Outcome.TIMEOUT and self.first_token_s is not None
         answer = answer_of(self.outcome, late=late, accepted=self.accepted, status=self.status)
+        answer = Answer.CUT_OFF if self.code == TlsCode.CUT_OFF else answer
         retry = self.retry_after_s if answer is Answer.OVERLOADED else 0.0
         return ProbeSeen(answer, self.sent_s, self.code or self.outcome.value, retry)
 
@@ -258,5 +260,5 @@ async def _drain(data: object, reader: SseReader) -> None:
                 list(reader.feed(piece))
                 if reader.ended:
                     return
-    except (TimeoutError, ValueError, httpx.HTTPError):
+    except (ValueError, *EXCHANGE_ERRORS):
         return

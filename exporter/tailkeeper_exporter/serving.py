@@ -1,4 +1,4 @@
-"""How our HTTP servers listen and end: one way for the exporter and the watchdog."""
+"""How our HTTP servers listen, serve and end: one way for the exporter and the watchdog."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
-MAX_CONNECTIONS = 512
-"""Readers are a Prometheus or two, a watchdog and load balancers; beyond this new ones get 503 at once."""
+from tailkeeper_exporter.bounded_http import MAX_CONNECTIONS, BoundedProtocol
+
+KEEP_ALIVE_S = 75
+"""Above a Prometheus scrape interval, so that its connection is reused."""
+STOP_S = 3
+"""How long open answers may take to finish at shutdown; none of them waits for anything."""
 
 
 def bind(address: str, key: str) -> socket.socket:
@@ -28,6 +33,25 @@ def bind(address: str, key: str) -> socket.socket:
     except OSError as error:
         raise OSError(error.errno, f"{key}: {address}: {error.strerror}") from error
     return socket.socket(fileno=listening.detach())  # asks the kernel for the protocol
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """How we serve: no server header, no access log, every connection bounded. The application's lifespan is the caller's."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        interface="asgi3",
+        lifespan="off",
+        http=BoundedProtocol,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+    )
 
 
 class Server(uvicorn.Server):

@@ -55,6 +55,11 @@ class FollowedContext(ssl.SSLContext):
         self._stamp = _stamp(auth)
         self._inside = _loaded(auth, key)
 
+    @property
+    def shows_certificate(self) -> bool:
+        """Whether a server that wants a certificate gets ours."""
+        return self._auth.cert_file is not None
+
     def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
         self._alpn = list(alpn_protocols)
         self._inside.set_alpn_protocols(self._alpn)
@@ -136,6 +141,7 @@ class TlsCode(StrEnum):
     CERTIFICATE_REFUSED = "tls_certificate_refused"
     PLAIN = "tls_not_spoken"
     BROKEN = "tls_broken"
+    CUT_OFF = "tls_cut_off"
     OTHER = "tls_failed"
 
     @property
@@ -154,6 +160,10 @@ _SENTENCES: dict[TlsCode, str] = {
     TlsCode.PLAIN: "it does not speak TLS there; is it http://, or another port?",
     TlsCode.BROKEN: (
         "it breaks the connection once TLS is agreed, as where a client certificate is wanted or not taken; see auth.cert_file"
+    ),
+    TlsCode.CUT_OFF: (
+        "it accepts the connection and ends it without a word of TLS or HTTP; nobody is behind it, or it wants a client "
+        "certificate, to be named in auth.cert_file"
     ),
     TlsCode.OTHER: "TLS failed",
 }
@@ -195,6 +205,9 @@ class TlsTrouble:
 BROKEN = TlsTrouble(TlsCode.BROKEN, TlsCode.BROKEN.sentence)
 """A fresh connection over TLS that ends before a word of an answer. In TLS 1.3 a server judges our certificate when we take the
 handshake for done, and what it says of it is mostly lost with the request that we send meanwhile."""
+CUT_OFF = TlsTrouble(TlsCode.CUT_OFF, TlsCode.CUT_OFF.sentence)
+"""The same where we show no certificate and have listened before we sent, or in the handshake: a proxy that has no engine, or a
+server that wants a certificate and does not say so, as Python's asyncio does not. Whether it ever let us in tells them apart."""
 
 
 def tls_trouble(error: BaseException) -> TlsTrouble | None:

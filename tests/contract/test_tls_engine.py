@@ -1,15 +1,22 @@
 """A whole exporter, its tap and `notify-test` before the real TLS door: what a wrong certificate does to a backend's state.
 
-A certificate that runs out must not take a fleet for dead: the backend is misconfigured, which nobody is drained for.
+A certificate that runs out must not take a fleet for dead: the backend is misconfigured, which nobody is drained for. And an
+engine that is dead or frozen behind TLS is found as it is without.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-from collections.abc import Iterator
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -19,20 +26,25 @@ from typer.testing import CliRunner
 from tailkeeper.cli import app
 from tailkeeper_exporter import collector
 from tailkeeper_exporter.app import Exporter
+from tailkeeper_exporter.clients import Clients
+from tailkeeper_exporter.fetch import FetchError, fetch
 from tailkeeper_exporter.health import backend_health
 from tailkeeper_exporter.settings import Auth, BackendSettings
 from tailkeeper_exporter.state import State
 from tailkeeper_exporter.tap.exchange import Exchange
 from tailkeeper_exporter.tap.host import TapHost
-from tests.contract.tls_world import BEARER, TENANT, Keys, TlsWorld
+from tailkeeper_exporter.tls import TlsCode
+from tests.contract.tls_world import BEARER, TENANT, Certificates, Keys, TlsWorld
 from tests.loopback.raw_engine import Told, read_answer, until
 from tests.loopback.tap_world import CHAT, post
 from tests.loopback.test_collector import QUIET, backend, view, watching
 from tests.loopback.test_collector import until as until_holds
+from tests.unit.fake_engine import engine
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
 PROBE = {"interval_s": 0.5, "first_token_timeout_s": 2, "health_timeout_s": 2}
 SLOW = {"scrape_timeout_s": 2}
+SHORT = {"interval_s": 0.5, "first_token_timeout_s": 0.5, "health_timeout_s": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +121,138 @@ async def test_a_client_certificate_that_is_renewed_brings_the_backend_back(
         await until_holds(lambda: health(exporter)["checks"]["engine"].get("reason") == "http_401", 10.0)
         keys.bearer.write_text(BEARER)
         await settled(exporter, State.SERVING)
+
+
+@dataclass
+class Proxy:
+    """Passes on to an engine, or hangs up: at once, or at the first word. With a ``context`` it speaks TLS itself, and hangs up
+    once that is agreed; without one what it hangs up on has not come to TLS."""
+
+    engine: str
+    context: ssl.SSLContext | None = None
+    url: str = ""
+    hangs_up: str = ""
+    open: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self.open.add(task)
+        task.add_done_callback(self.open.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.hangs_up == "later":
+            await reader.read(1)
+        if self.hangs_up:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", urlsplit(self.engine).port)
+        try:
+            await asyncio.gather(_pass(reader, back), _pass(there, writer))
+        finally:
+            for end in (writer, back):
+                end.transport.abort()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Proxy]:
+        server = await asyncio.start_server(self.accept, "127.0.0.1", 0, ssl=self.context)
+        self.url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self.open:
+                task.cancel()
+            await asyncio.gather(*self.open, return_exceptions=True)
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+    writer.close()
+
+
+def proxy(made: Certificates, engine: str, wants_certificate: bool = False) -> AbstractAsyncContextManager[Proxy]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.server.cert, made.server.key)
+    if wants_certificate:
+        context.load_verify_locations(made.ours.file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return Proxy(engine, context).listening()
+
+
+WITHOUT: dict[str, Any] = {"cert_file": None, "key_file": None}
+
+
+def uncertified(url: str, keys: Keys) -> BackendSettings:
+    return backend(url, auth=keys.auth(**WITHOUT).model_dump(), probe=SHORT)
+
+
+@pytest.mark.parametrize("hangs_up", ["at once", "later"])
+async def test_an_engine_with_tls_of_its_own_that_is_gone_behind_a_plain_proxy_is_down(hangs_up: str, keys: Keys) -> None:
+    async with (
+        engine() as fake,
+        proxy(keys.made, fake.url) as own,
+        Proxy(own.url).listening() as door,
+        watching(uncertified(door.url, keys), **SLOW) as exporter,
+    ):
+        await settled(exporter, State.SERVING)
+        door.hangs_up = hangs_up
+        await settled(exporter, State.DOWN)
+
+
+@pytest.mark.parametrize("hangs_up", ["at once", "later"])
+async def test_a_proxy_with_tls_that_has_nobody_behind_it_any_more_is_down_and_comes_back(hangs_up: str, keys: Keys) -> None:
+    async with (
+        engine() as fake,
+        proxy(keys.made, fake.url) as door,
+        watching(uncertified(door.url, keys), **SLOW) as exporter,
+    ):
+        await settled(exporter, State.SERVING)
+        door.hangs_up = hangs_up
+        await settled(exporter, State.DOWN)
+        await asyncio.sleep(1.5)  # more rounds of page, health and probe: the state stays
+        assert view(exporter).state is State.DOWN
+        door.hangs_up = ""
+        await settled(exporter, State.SERVING)
+
+
+@pytest.mark.parametrize(
+    ("wants_certificate", "wrong"),
+    [
+        (True, WITHOUT),  # asyncio, so uvicorn too, ends a handshake without a word of why
+        (False, WITHOUT),  # nobody has been seen behind it yet
+        (False, {}),
+    ],
+)
+async def test_where_it_may_be_our_certificate_nobody_is_called_down(
+    wants_certificate: bool, wrong: dict[str, Any], keys: Keys
+) -> None:
+    with capture_logs() as logs:
+        async with engine() as fake, proxy(keys.made, fake.url, wants_certificate) as door:
+            door.hangs_up = "later"
+            async with watching(behind(door.url, keys.auth(**wrong)), log=None, **SLOW) as exporter:
+                await settled(exporter, State.MISCONFIGURED)
+                await asyncio.sleep(1.5)
+    assert {line.get("state") for line in logs} <= {None, "misconfigured"}
+
+
+async def test_what_the_door_says_of_our_certificate_is_listened_to(tls_world: TlsWorld, keys: Keys) -> None:
+    """Sent at once, a request would mostly cost us the alert; so a door that is new to us is never taken for a dead one."""
+    url = tls_world.doors["engine"].url
+    async with Clients().client_for((url,), keys.auth(**WITHOUT), url) as client:
+        for _ in range(5):
+            with pytest.raises(FetchError) as caught:
+                await fetch(client, url, {}, 4.0)
+            assert caught.value.tls is TlsCode.CERTIFICATE_WANTED
+
+
+async def test_a_stopped_engine_with_tls_of_its_own_is_hung(keys: Keys) -> None:
+    """Its kernel accepts connections, and nobody answers, not even of TLS."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as stopped:
+        url = f"https://localhost:{stopped.getsockname()[1]}"
+        async with watching(backend(url, auth=keys.auth().model_dump(), probe=SHORT), scrape_timeout_s=0.5) as exporter:
+            await settled(exporter, State.HUNG)
 
 
 async def through_tap(port: int, *headers: str) -> Told:

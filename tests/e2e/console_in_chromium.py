@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
-import uvicorn
 from playwright.async_api import Browser, Page, Request, async_playwright
 
-from tailkeeper_exporter.serving import Server
+from tailkeeper_exporter.serving import Server, bind, server_config
 from tailkeeper_watchdog.api.live import Live
 from tests.e2e.real_programs import free_port
 from tests.scenario.world import World
@@ -90,12 +89,11 @@ class Served:
     async def start(self) -> None:
         self.live = Live()
         app = gated(self.world, self._token, live=self.live)
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=self.port, log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
+        self._listening = bind(f"127.0.0.1:{self.port}", "listen")
+        config = server_config(app)
+        config.lifespan = "auto"
         self._server = Server(config, self.live.end)
-        self._task = asyncio.create_task(self._server.serve())
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listening]))
         async with asyncio.timeout(START_LIMIT_S):
             while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.005)
@@ -103,6 +101,7 @@ class Served:
     async def stop(self) -> None:
         self._server.should_exit = True
         await self._task
+        self._listening.close()
 
 
 @asynccontextmanager

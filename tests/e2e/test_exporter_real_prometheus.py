@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.app import build, server_config
+from tailkeeper_exporter.app import build
 from tailkeeper_exporter.requests_ring import RequestRecord
-from tailkeeper_exporter.serving import bind
+from tailkeeper_exporter.serving import bind, server_config
 from tailkeeper_exporter.settings import BackendSettings, ExporterSettings
 from tests.e2e.exporter_process import Running, backend_state, engine_process, exporter_process, get, seconds_until
 from tests.e2e.real_programs import RealPrograms, binary, free_port, open_url, wait_until

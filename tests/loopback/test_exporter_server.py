@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tailkeeper_exporter.app import Exporter, build, server_config
+from tailkeeper_exporter.app import Exporter, build
 from tailkeeper_exporter.requests_ring import MAX_RECORDS, RequestRecord, RequestRing
 from tailkeeper_exporter.server import MAX_BODY_BYTES
-from tailkeeper_exporter.serving import Server, bind
+from tailkeeper_exporter.serving import Server, bind, server_config
 from tailkeeper_exporter.settings import BackendSettings
 from tests.loopback.test_collector import QUIET, backend, settings, until
 from tests.unit.fake_engine import engine

@@ -7,43 +7,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 import yaml
 
-from tailkeeper_exporter.serving import Server
+from tailkeeper_exporter.serving import STOP_S
 from tailkeeper_watchdog.api import live as live_module
 from tailkeeper_watchdog.api.live import Live
 from tests.e2e.real_programs import free_port, wait_until
 from tests.scenario.world import World
+from tests.served import served
 from tests.unit.watchdog_http import gated
 
 NAMES = tuple(f"vllm-{i:04}" for i in range(1_000))
 """A picture of 0.8 MB: more than the kernel keeps for one who does not read."""
-GRACE_S = 5
-
-
-@asynccontextmanager
-async def served(world: World, live: Live) -> AsyncIterator[tuple[int, Server]]:
-    port = free_port()
-    config = uvicorn.Config(
-        gated(world, live=live), host="127.0.0.1", port=port, log_config=None, timeout_graceful_shutdown=GRACE_S
-    )
-    server = Server(config, live.end)
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.005)
-    try:
-        yield port, server
-    finally:
-        server.should_exit = True
-        await task
 
 
 async def _pictures(answer: httpx.Response, lengths: list[int]) -> None:
@@ -72,7 +53,7 @@ async def test_one_who_never_reads_delays_nobody_and_is_dropped(monkeypatch: pyt
     monkeypatch.setattr(live_module, "SPACING_S", 0.0)
     world, live, lengths = World(":memory:", NAMES), Live(), list[int]()
     await world.run(1)
-    async with served(world, live) as (port, _), httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with served(gated(world, live=live), live.end) as (port, _), httpx.AsyncClient(trust_env=False, timeout=30) as client:
         with closing(_deaf(port)):
             url = f"http://127.0.0.1:{port}/api/v1/stream"
             async with client.stream("GET", url, headers={"accept-encoding": "gzip"}) as answer:
@@ -92,7 +73,7 @@ async def test_one_who_never_reads_delays_nobody_and_is_dropped(monkeypatch: pyt
 async def test_an_open_stream_does_not_hold_up_the_end_of_the_server() -> None:
     world, live = World(":memory:"), Live()
     await world.run(1)
-    async with served(world, live) as (port, server), httpx.AsyncClient(trust_env=False) as client:
+    async with served(gated(world, live=live), live.end) as (port, server), httpx.AsyncClient(trust_env=False) as client:
         async with client.stream("GET", f"http://127.0.0.1:{port}/api/v1/stream") as answer:
             lines = answer.aiter_lines()
             while not (await anext(lines)).startswith("data: "):
@@ -101,7 +82,7 @@ async def test_an_open_stream_does_not_hold_up_the_end_of_the_server() -> None:
             server.should_exit = True
             rest = [line async for line in lines]
         assert not any(line.startswith("data: ") for line in rest)
-        assert time.monotonic() - began < GRACE_S / 2
+        assert time.monotonic() - began < STOP_S / 2
 
 
 def test_a_watchdog_process_ends_at_once_while_consoles_listen(tmp_path: Path) -> None:
@@ -129,7 +110,7 @@ def test_a_watchdog_process_ends_at_once_while_consoles_listen(tmp_path: Path) -
                 process.terminate()
                 assert not [line for line in lines if line.startswith("event: trouble")]
             assert process.wait(10) == 0
-            assert time.monotonic() - began < 1.9, "the server gives open answers two seconds"
+            assert time.monotonic() - began < 1.9, f"the server gives open answers {STOP_S} s"
         finally:
             process.kill()
     assert "timeout graceful shutdown exceeded" not in log.read_text()

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.api.console import FILES
 from tailkeeper_watchdog.api.security import MAX_BODY_BYTES, Gate
-from tests.e2e.real_programs import free_port
 from tests.scenario.world import World
+from tests.served import served
 from tests.unit.watchdog_http import TOKEN, client_of, gated, world_at
 
 CHANGES: list[tuple[str, str, object]] = [
@@ -302,31 +299,13 @@ async def test_json_is_not_kept_by_caches(tmp_path: Path) -> None:
             assert answer.status_code == 404 or answer.headers["cache-control"] == "no-store"
 
 
-@asynccontextmanager
-async def _served(app: Gate) -> AsyncIterator[int]:
-    """The application behind the server that the watchdog uses, on a free loopback port."""
-    port = free_port()
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, access_log=False, server_header=False)
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.005)
-    try:
-        yield port
-    finally:
-        server.should_exit = True
-        await task
-
-
 async def test_over_a_real_server_a_chunked_upload_is_refused_and_no_server_names_itself(tmp_path: Path) -> None:
     world = await _drained(tmp_path)
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b'{"alerts": []}'
 
-    async with _served(gated(world, TOKEN)) as port, httpx.AsyncClient(trust_env=False) as client:
+    async with served(gated(world, TOKEN)) as (port, _), httpx.AsyncClient(trust_env=False) as client:
         base = f"http://127.0.0.1:{port}"
         chunked = await client.post(f"{base}/api/v1/alerts", content=chunks(), headers=RIGHT)
         fleet = await client.get(f"{base}/api/v1/fleet")
@@ -346,7 +325,7 @@ async def test_over_a_real_server_two_host_names_or_a_lying_length_are_no_way_ar
         b"POST /api/v1/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://evil.example\r\nContent-Length: 0\r\n\r\n",
         b"POST /api/v1/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     ]
-    async with _served(gated(world)) as port:
+    async with served(gated(world)) as (port, _):
         for request in raw:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request)

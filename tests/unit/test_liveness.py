@@ -72,6 +72,19 @@ def test_a_hung_backend_is_never_called_serving_by_an_exporter_that_has_just_sta
     assert found[-1] == "hung"
 
 
+CUT_OFF: list[tuple[float, object]] = [
+    (t, seen) for t in (1, 2, 3) for seen in (lost(t, Answer.CUT_OFF), health(t, Answer.CUT_OFF), probe(t, Answer.CUT_OFF))
+]
+
+
+def test_tls_that_is_cut_off_is_down_where_it_let_us_in_before_and_misconfigured_where_it_never_did() -> None:
+    assert states(run(*CUT_OFF))[-1] == "misconfigured"
+    assert {"down", "hung"}.isdisjoint(states(run(*CUT_OFF)))
+    assert states(run((0, page(0)), (0.1, health(0)), *CUT_OFF))[-1] == "down"
+    refused: list[tuple[float, object]] = [(0, lost(0, Answer.UNUSABLE)), (0.1, health(0.1, Answer.DENIED))]
+    assert "down" not in states(run(*refused, *CUT_OFF)), "an answer that shuts us out is no way in"
+
+
 @pytest.mark.parametrize("settings", [SETTINGS, NO_PROBE], ids=["with a probe", "without"])
 def test_a_backend_at_work_is_serving_from_the_first_page_that_shows_progress(settings: LivenessSettings) -> None:
     found = states(run((0, page(0, 100, running=2)), (0.1, health(0)), (1, page(1, 150, running=2)), settings=settings))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tailkeeper.logs import LogFormat, set_up
+from tailkeeper.logs import FEW, PERIOD_S, Few, LogFormat, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +38,19 @@ def test_an_unforeseen_error_is_logged_with_its_place_and_without_any_variable(
     assert "s3cret" not in said
     if chosen is LogFormat.JSON:
         assert json.loads(said)["event"] == "internal error"
+
+
+def test_of_what_clients_make_a_server_say_only_so_much_is_written_and_the_rest_is_counted() -> None:
+    now = 100.0
+    few = Few(lambda: now)
+
+    def said(level: int = logging.WARNING) -> str | None:
+        record = logging.LogRecord("uvicorn.error", level, "", 0, "Invalid HTTP request received.", None, None)
+        return record.getMessage() if few.filter(record) else None
+
+    assert [said() for _ in range(FEW)] == ["Invalid HTTP request received."] * FEW
+    assert {said() for _ in range(5_000)} == {None}
+    assert said(logging.ERROR) is not None, "what is our own mistake is always told"
+    now += PERIOD_S
+    assert said() == "Invalid HTTP request received. (5000 more lines like this were left out)"
+    assert said() == "Invalid HTTP request received."

@@ -10,7 +10,7 @@ import pytest
 
 from tailkeeper_exporter.clients import Clients
 from tailkeeper_exporter.credentials import CredentialError
-from tailkeeper_exporter.evidence import GONE
+from tailkeeper_exporter.evidence import GONE, Answer
 from tailkeeper_exporter.fetch import FetchError, Progress, fetch, translated
 from tailkeeper_exporter.page import Reason
 from tailkeeper_exporter.page_reader import health_answer, page_answer
@@ -168,7 +168,8 @@ async def test_a_server_that_is_silent_in_the_handshake_is_a_timeout() -> None:
         async with Clients().client_for((url,), Auth(ca_file=CERT), url) as client:
             with pytest.raises(FetchError) as caught:
                 await fetch(client, url, {}, 0.3)
-    assert (caught.value.reason, caught.value.detail) == (Reason.TIMEOUT, "no connection")
+    assert (caught.value.reason, caught.value.detail) == (Reason.TIMEOUT, "no answer")
+    assert page_answer(caught.value) is Answer.SILENT, "as of a stopped process without TLS: its kernel has accepted"
 
 
 @pytest.mark.parametrize(

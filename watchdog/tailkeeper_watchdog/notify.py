@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import httpx
 import structlog
 
+from tailkeeper_exporter.fetch import EXCHANGE_ERRORS
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog import alert_words
@@ -170,7 +171,7 @@ class Notifier:
             return f"no answer within {self._deadline_s:g} s"
         except CallError as failure:
             return failure.message
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
+        except EXCHANGE_ERRORS as failure:
             return self._failed(failure)
 
     def _failed(self, failure: Exception) -> str:

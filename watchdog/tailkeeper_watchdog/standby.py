@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
-import uvicorn
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailkeeper_exporter.serving import MAX_CONNECTIONS, Server, bind, end_on_signals
+from tailkeeper_exporter import open_files
+from tailkeeper_exporter.serving import Server, bind, end_on_signals, server_config
 from tailkeeper_watchdog.api.console import add_console
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.api.strict import StrictJson
@@ -69,19 +69,8 @@ class Standby:
         """Serve, lead as soon as nobody else does, and tick, until SIGTERM or SIGINT. SIGUSR1 pauses, as the kill switch that
         needs no network. Raises OSError where it cannot listen, and what ``build`` raises.
         """
-        server = Server(
-            uvicorn.Config(
-                self._serve,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_graceful_shutdown=2,
-                interface="asgi3",
-                lifespan="off",  # the watchdog's own begins when it is built
-            ),
-            self._end_streams,
-        )
+        open_files.raise_limit()
+        server = Server(server_config(self._serve), self._end_streams)  # the application's lifespan begins when it is built
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._pause)
         with bind(self._listen, "watchdog.listen") as listening:
             end_on_signals(server)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx
+from anyio import EndOfStream
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -216,8 +217,8 @@ class Sender:
             return Answer(False, str(error), retry=True)
         except TimeoutError:
             return Answer(False, "timeout", retry=True)
-        except (httpx.TransportError, OSError) as error:
-            # An OSError is what TLS gives that ends only after its handshake, as where a client certificate is wanted.
+        except (httpx.TransportError, OSError, EndOfStream) as error:
+            # The last two are of TLS that ends only after its handshake, as where a client certificate is wanted.
             trouble = tls_trouble(error)
             return Answer(False, type(error).__name__ if trouble is None else trouble.code.value, retry=True)
         except httpx.RequestError as error:

@@ -11,10 +11,8 @@ end, and ends itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
-import resource
 import secrets
 import signal
 import socket
@@ -28,6 +26,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from tailkeeper_exporter import open_files
 from tailkeeper_exporter.tap import lines
 from tailkeeper_exporter.tap.admission import Admission
 from tailkeeper_exporter.tap.cache import LocalCache
@@ -216,17 +215,10 @@ async def _main(fd: int) -> None:
     await worker.run()
 
 
-def _raise_file_limit() -> None:
-    """Two sockets for each stream: the usual soft limit of 1,024 would be reached by 500."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the exporter, which ends us in order
-    _raise_file_limit()
+    open_files.raise_limit()  # two sockets for each stream: 500 of them would reach the usual limit
     uvloop.run(_main(int(sys.argv[1])))
 
 

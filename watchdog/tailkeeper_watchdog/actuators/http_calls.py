@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from tailkeeper_exporter import long_json, strict_json
+from tailkeeper_exporter.fetch import EXCHANGE_ERRORS
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import BROKEN, TlsCode, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
@@ -140,7 +141,7 @@ class HttpCalls:
             async with client.stream(method, url, headers=headers, content=content) as response:
                 body = await _whole(response, self._limit if limit_bytes is None else limit_bytes)
                 return Answer(response.status_code, body, dict(response.headers), self._meanings)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+        except (UnicodeError, *EXCHANGE_ERRORS) as error:
             raise _failure(error, url) from error
 
     async def _opened(self, url: str) -> httpx.AsyncClient:

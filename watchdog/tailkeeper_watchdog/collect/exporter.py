@@ -16,6 +16,7 @@ import httpx
 from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.credentials import CredentialError, auth_headers
 from tailkeeper_exporter.exposition import PageError, PageParser
+from tailkeeper_exporter.fetch import EXCHANGE_ERRORS
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import tls_context, tls_trouble
 from tailkeeper_watchdog.collect.base import Collected, LastWord
@@ -156,7 +157,7 @@ class _Exporter:
                 return bytes(body)
         except TimeoutError:
             return f"{path} did not answer within {deadline_s:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except EXCHANGE_ERRORS as error:
             trouble = tls_trouble(error)
             return f"{path}: {type(error).__name__}: {error}" if trouble is None else f"{path}: TLS: {trouble.at(KEY)}"
 
