@@ -35,7 +35,7 @@ def test_a_page_is_as_its_results_say(page: Path) -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_result_is_whole_and_shown_and_its_command_exists(name: str) -> None:
     result = RESULTS[name]
-    assert set(result) == {"name", "command", "version", "date", "machine", "figures"}
+    assert set(result) - {"load"} == {"name", "command", "version", "date", "machine", "figures"}
     assert set(result["machine"]) == MACHINE
     assert result["name"] == name
     check(result["command"])
@@ -44,9 +44,10 @@ def test_a_result_is_whole_and_shown_and_its_command_exists(name: str) -> None:
 
 
 def test_what_is_written_says_what_where_and_when(tmp_path: Path) -> None:
-    file = envelope.write("speed", "make bench", {"ms": 1.5}, tmp_path)
+    file = envelope.write("speed", "make bench", {"ms": 1.5}, tmp_path, load=0.44)
     written = json.loads(file.read_text())
-    assert written == {**envelope.envelope("speed", "make bench", {"ms": 1.5}), "date": written["date"]}
+    assert written == {**envelope.envelope("speed", "make bench", {"ms": 1.5}, 0.44), "date": written["date"]}
+    assert written["load"] == 0.4
     assert written["machine"]["cores"] >= 1
     assert set(written["machine"]) == MACHINE
 

@@ -9,6 +9,7 @@ runs its figures are ``{"runs": […]}``. One that fails keeps its older result 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -49,11 +50,12 @@ def main(names: Sequence[str]) -> int:
 
 def _measured(name: str) -> bool:
     """Whether there are new figures. What goes wrong is said."""
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     print(f"{name} …", flush=True)
     try:
         runs = [_run(arguments) for arguments in BENCHES[name]]
-        file = write(f"bench_{name}", f"make bench ARGS={name}", runs[0] if len(runs) == 1 else {"runs": runs})
+        figures = runs[0] if len(runs) == 1 else {"runs": runs}
+        file = write(f"bench_{name}", f"make bench ARGS={name}", figures, load=load)
     except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
         print(f"{name}: failed after {time.monotonic() - started:.0f} s: {error}", file=sys.stderr, flush=True)
         return False

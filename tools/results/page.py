@@ -66,7 +66,8 @@ def _origin(result: Mapping[str, Any]) -> str:
     of = result["machine"]
     memory = "" if of["memory_gib"] is None else f", {of['memory_gib']:.0f} GiB"
     where = f"{of['cores']} cores of {of['cpu'] or 'an unknown CPU'}{memory}, Python {of['python']}"
-    return f"*`{result['command']}`: {result['date']}, version {result['version']}, {where}.*"
+    load = f", load {result['load']:.1f} when it began" if "load" in result else ""
+    return f"*`{result['command']}`: {result['date']}, version {result['version']}, {where}{load}.*"
 
 
 def main(arguments: list[str]) -> int:
