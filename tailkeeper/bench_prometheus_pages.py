@@ -8,6 +8,7 @@ values stand still, which is less work for the server's disk and the same for wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
@@ -79,8 +80,9 @@ def server(backends: int, lines: bytes) -> ThreadingHTTPServer:
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(lines) * len(numbers)))
             self.end_headers()
-            for number in numbers:
-                self.wfile.write(lines.replace(STAND_IN.encode(), name_of(number).encode()))
+            with contextlib.suppress(ConnectionError):  # the server may be ended in the middle of a scrape
+                for number in numbers:
+                    self.wfile.write(lines.replace(STAND_IN.encode(), name_of(number).encode()))
 
         def log_message(self, format: str, *args: object) -> None:
             del format, args  # nobody reads that

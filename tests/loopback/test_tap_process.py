@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tailkeeper import bench_tap
+from tailkeeper.bench_gateways import find
 from tailkeeper_exporter.settings import Auth, BackendSettings, TapSettings
 from tailkeeper_exporter.tap import lines
 from tailkeeper_exporter.tap.exchange import Exchange
@@ -267,12 +268,13 @@ async def test_a_backend_behind_tls_is_checked_and_reached(trusted: bool) -> Non
                 assert "tls_untrusted" in json.loads(told.body)["error"]["message"]
 
 
-async def test_the_benchmark_measures_both_ways_and_finds_no_stranger() -> None:
+async def test_the_benchmark_measures_every_way_and_finds_no_stranger() -> None:
     figures = await bench_tap._case(4, 0.5, 1, 1, 0.01, 5)
-    rates = figures["tokens_per_second"]
-    assert 100 < rates["tapped"] < 800
-    assert 100 < rates["direct"] < 800
-    assert figures["first_token_ms"]["tapped"]["p50"] > 0
+    ways = {"direct", "tapped"} | ({"haproxy"} if find("haproxy") else set())
+    assert set(figures["tokens_per_second"]) == ways
+    assert all(100 < rate < 800 for rate in figures["tokens_per_second"].values())
+    assert all(figures["first_token_ms"][way]["p50"] > 0 for way in ways)
+    assert (figures["haproxy_alone"] is not None) == ("haproxy" in ways)
 
 
 async def _one_token(asked: Asked) -> None:

@@ -6,6 +6,9 @@ From Python ``write(NAME, COMMAND, figures)``; from a shell, with the figures as
 
     python -m tools.results.envelope NAME 'COMMAND' < FIGURES.json
 
+A measurement of time also says ``"load"``: how many wanted the machine's cores when it began (``os.getloadavg``), because a busy
+machine is another machine.
+
 ``COMMAND`` is what makes the figures again, as a reader types it: `make …`, `tailkeeper …` or `python …`. What the figures look
 like is theirs alone; ``tables/NAME.py`` reads them, and `page` puts its table where a page of docs/ says so.
 """
@@ -48,9 +51,9 @@ def _first(pattern: str, file: str) -> str | None:
     return found[1].strip() if found else None
 
 
-def envelope(name: str, command: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+def envelope(name: str, command: str, figures: Mapping[str, Any], load: float | None = None) -> dict[str, Any]:
     """The whole document, dated today (UTC)."""
-    return {
+    found = {
         "name": name,
         "command": command,
         "version": __version__,
@@ -58,11 +61,12 @@ def envelope(name: str, command: str, figures: Mapping[str, Any]) -> dict[str, A
         "machine": machine(),
         "figures": figures,
     }
+    return found if load is None else {**found, "load": round(load, 1)}
 
 
-def write(name: str, command: str, figures: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+def write(name: str, command: str, figures: Mapping[str, Any], folder: Path = RESULTS, load: float | None = None) -> Path:
     """Write ``NAME.json``, over an older one. Raises ValueError for a number that JSON does not have."""
-    text = json.dumps(envelope(name, command, figures), indent=1, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(envelope(name, command, figures, load), indent=1, allow_nan=False, ensure_ascii=False)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.json"
     file.write_text(text + "\n", encoding="utf-8")

@@ -4,9 +4,9 @@
 
 A page has, each on a line of its own, ``<!-- results: NAME -->`` and ``<!-- end of results -->``. Between them goes what
 ``def table(figures) -> str`` in ``tools/results/tables/NAME.py`` makes of the figures in ``docs/results/NAME.json``, and under it
-the command that makes them again, date and machine. So a new table is a JSON, a module and two marks. A table that has no JSON of
-its own name gets the documents of all results by name instead, and no line under it: for a summary. ``--check`` writes nothing
-and ends with 1 where a page is not as its results say.
+the command that makes them again, date and machine. So a new table is a JSON, a module and two marks. A module with ``def
+summary(results) -> str`` in its place has no JSON of its own: it gets the documents of all results by name. ``--check`` writes
+nothing and ends with 1 where a page is not as its results say.
 """
 
 from __future__ import annotations
@@ -52,9 +52,13 @@ def fill(text: str, results: Documents) -> str:
 def _block(name: str, results: Documents) -> str:
     if find_spec(f"{TABLES}.{name}") is None:
         raise ValueError(f"results: {name}: there is no tools/results/tables/{name}.py")
-    table = import_module(f"{TABLES}.{name}").table
-    parts = [table(results[name]["figures"]).strip(), _origin(results[name])] if name in results else [table(results).strip()]
-    said = "\n\n".join(parts)
+    module = import_module(f"{TABLES}.{name}")
+    if hasattr(module, "summary"):
+        said = module.summary(results).strip()
+    elif name in results:
+        said = f"{module.table(results[name]['figures']).strip()}\n\n{_origin(results[name])}"
+    else:
+        said = "*Not measured yet.*"
     return f"<!-- results: {name} -->\n\n{said}\n\n<!-- end of results -->"
 
 
@@ -62,7 +66,8 @@ def _origin(result: Mapping[str, Any]) -> str:
     of = result["machine"]
     memory = "" if of["memory_gib"] is None else f", {of['memory_gib']:.0f} GiB"
     where = f"{of['cores']} cores of {of['cpu'] or 'an unknown CPU'}{memory}, Python {of['python']}"
-    return f"*`{result['command']}`: {result['date']}, version {result['version']}, {where}.*"
+    load = f", load {result['load']:.1f} when it began" if "load" in result else ""
+    return f"*`{result['command']}`: {result['date']}, version {result['version']}, {where}{load}.*"
 
 
 def main(arguments: list[str]) -> int:
