@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import structlog
-from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tailkeeper_exporter import open_files
 from tailkeeper_exporter.change_rights import read_token
@@ -58,6 +58,8 @@ class Exporter:
         taps: RunningTaps | None = None,
         found: FoundCollectors | None = None,
         more_routes: Sequence[Route] = (),
+        *,
+        has_token: bool = False,
     ) -> None:
         self._collectors = {collector.view.name: collector for collector in collectors}
         self._sampler = sampler
@@ -68,7 +70,7 @@ class Exporter:
         self.taps = taps
         self.ring = ring
         self.otlp = otlp
-        self.app: Starlette = make_app(self, (otlp.route, *more_routes), otlp.counts.series)
+        self.app: ASGIApp = make_app(self, (otlp.route, *more_routes), otlp.counts.series, has_token=has_token)
 
     @property
     def views(self) -> Mapping[str, BackendView]:
@@ -176,9 +178,11 @@ def build(
     found = None if discoverer is None else FoundCollectors(discoverer, open_one, ring, SPREAD_S, logger)
     otlp = _otlp(_whole_fleet(backends, found), settings.otlp, ring, sampler, clients, logger, clock)
     access = AccessLog(structlog.get_logger("tailkeeper.access") if log is None else log, clock)
-    routes = [] if taps is None else tap_routes(taps, _token(settings), settings.listen, clock)
+    token = _token(settings)
+    routes = [] if taps is None else tap_routes(taps, token, settings.listen, clock)
     collectors = tuple(collector for collector, _ in opened)
-    exporter = Exporter(collectors, sampler, ring, otlp, clock, close, access, taps, found, routes)
+    guarded = token is not None
+    exporter = Exporter(collectors, sampler, ring, otlp, clock, close, access, taps, found, routes, has_token=guarded)
     return exporter
 
 

@@ -16,6 +16,8 @@ from tailkeeper_exporter.credentials import CredentialError, token_in
 
 Refused = tuple[int, str]
 """An HTTP status and a sentence."""
+_OWN_SITE = (b"same-origin", b"none")
+"""Of ``sec-fetch-site``, which browsers send with every call and no page can set; ``none`` is the person himself."""
 CHALLENGE = "Bearer"
 """Of ``www-authenticate``, with every 401."""
 
@@ -40,16 +42,14 @@ def refused(headers: Mapping[bytes, bytes], token: bytes | None) -> Refused | No
 
 
 def _foreign(headers: Mapping[bytes, bytes], token: bytes | None) -> Refused | None:
-    """A browser names the page that calls. Without a token a page under a foreign name is refused too: a name that
-    its owner points at this machine (DNS rebinding) makes page and host agree."""
+    """A browser names the page that calls, by its origin or by how far that is from here. Without a token a foreign name for
+    this machine is refused too: one that its owner points here (DNS rebinding) makes page and host agree."""
     origin = headers.get(b"origin", b"").decode("latin-1")
     host = headers.get(b"host", b"").decode("latin-1")
-    if not origin:
-        return None
-    if _netloc(origin) != host.lower():
+    if headers.get(b"sec-fetch-site", _OWN_SITE[0]) not in _OWN_SITE or (origin and _netloc(origin) != host.lower()):
         return 403, "a page of another site may not change anything here"
-    if token is None and not _is_this_machine(host):
-        return 403, f"without a token_file only pages under localhost may change something, not {host[:100]}"
+    if token is None and host and not _is_this_machine(host):
+        return 403, f"without a token_file only localhost may be called to change something, not {host[:100]}"
     return None
 
 

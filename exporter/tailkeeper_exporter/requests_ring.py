@@ -16,6 +16,7 @@ from tailkeeper_exporter import catalog
 MAX_RECORDS = 10_000
 """Two minutes at 80 requests a second; a reader comes twice a second. About 6 MB."""
 DEFAULT_LIMIT = 1_000
+MAX_CURSOR = 2**63 - 1
 EXEMPLAR_RECORDS = 256
 """How far back exemplars are looked for, per backend: they are pointers to recent requests, not a history."""
 MAX_EXEMPLAR_CHARS = 128

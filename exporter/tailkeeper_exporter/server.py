@@ -12,22 +12,21 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailkeeper_exporter import answer_headers, openapi
 from tailkeeper_exporter.gpu import GpuSnapshot
 from tailkeeper_exporter.health import backend_health, fleet_health, http_status
 from tailkeeper_exporter.metrics_page import MetricsPage, negotiate
-from tailkeeper_exporter.requests_ring import DEFAULT_LIMIT, MAX_RECORDS, RequestRing
+from tailkeeper_exporter.requests_ring import DEFAULT_LIMIT, MAX_CURSOR, MAX_RECORDS, RequestRing
 from tailkeeper_exporter.series import Series
 from tailkeeper_exporter.views import BackendView
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """A batch of a few thousand spans; nothing else that is sent here is longer than a line."""
-MAX_CURSOR = 2**63 - 1
 MAX_UNREAD_BYTES = 32 * 1024 * 1024
 UNREAD_S = 5.0
 """How much of a body that is refused is still taken in, and for how long: a connection that is closed over unread bytes is reset,
@@ -62,8 +61,8 @@ class Json(Response):
         return json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-class _BodyLimit:
-    """Refuses a body above the limit with 413, by its announced length and while it comes."""
+class _Door:
+    """Refuses a body above the limit with 413, by its announced length and while it comes; adds our headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,6 +71,7 @@ class _BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = answer_headers.adding(send, (*answer_headers.ALWAYS, answer_headers.DATA_POLICY))
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
             await _discard(receive)
@@ -113,8 +113,15 @@ def _counted(receive: Receive) -> Receive:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(known: Known, more_routes: Sequence[Route] = (), own_series: Callable[[], Iterable[Series]] = tuple) -> Starlette:
-    """The application. ``more_routes`` are those of other parts; ``own_series`` go onto the page beside those of backends."""
+def make_app(
+    known: Known,
+    more_routes: Sequence[Route] = (),
+    own_series: Callable[[], Iterable[Series]] = tuple,
+    *,
+    has_token: bool = False,
+) -> ASGIApp:
+    """The application. ``more_routes`` are those of other parts; ``own_series`` go onto the page beside those of backends;
+    ``has_token`` says whether some of them need one."""
     page = MetricsPage(known.ring, own_series)
 
     async def metrics(request: Request) -> Response:
@@ -147,6 +154,9 @@ def make_app(known: Known, more_routes: Sequence[Route] = (), own_series: Callab
     async def requests(request: Request) -> Response:
         return _requests(request, known.ring)
 
+    async def described(request: Request) -> Response:
+        return Json(description)
+
     routes = {
         "/metrics": metrics,
         "/healthz": healthz,
@@ -154,13 +164,22 @@ def make_app(known: Known, more_routes: Sequence[Route] = (), own_series: Callab
         "/livez": livez,
         "/readyz": readyz,
         "/api/v1/requests": requests,
+        openapi.PATH: described,
     }
     paths = [*routes, *(route.path for route in more_routes)]
-    return Starlette(
+    description = openapi.document({path.replace(":path}", "}") for path in paths}, has_token=has_token)
+    app = Starlette(
         routes=[*(Route(path, handler) for path, handler in routes.items()), *more_routes],
-        middleware=[Middleware(_BodyLimit)],
-        exception_handlers={HTTPException: _refuse(paths)},
+        exception_handlers={HTTPException: _refuse(paths), Exception: _broken},
     )
+    # A redirect to the path without its slash would go to whatever host the request names.
+    app.router.redirect_slashes = False
+    return _Door(app)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Our own mistake; its traceback is in the log, and nothing of it here."""
+    return Json({"error": "the exporter failed at this; its log says why"}, 500)
 
 
 def _refuse(paths: list[str]) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -107,14 +107,13 @@ async def test_a_backend_is_found_under_any_name_that_the_configuration_allows(n
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/healthz/nobody", 404), ("/nope", 404), ("/", 404), ("/metrics/", 307), ("/api/v1/requests?limit=0", 400)],
+    [("/healthz/nobody", 404), ("/nope", 404), ("/", 404), ("/metrics/", 404), ("/api/v1/requests?limit=0", 400)],
 )
 async def test_refusals_are_json_that_says_what_there_is(path: str, status: int) -> None:
     async with idle("a") as (_, client):
         answer = await client.get(path)
         assert answer.status_code == status
-        if status != 307:
-            assert answer.json()["error"]
+        assert answer.json()["error"]
 
 
 async def test_a_method_that_is_not_allowed_is_405_as_json() -> None:
@@ -139,6 +138,40 @@ async def test_no_header_names_the_server() -> None:
     async with idle("a") as (_, client):
         for path in ("/metrics", "/healthz", "/nope"):
             assert "server" not in (await client.get(path)).headers
+
+
+GUARDS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/healthz", "/healthz/a", "/livez", "/api/v1/requests", "/nope", "/api/v1/requests?limit=0"]
+)
+async def test_every_answer_says_that_a_browser_runs_and_keeps_nothing_of_it(path: str) -> None:
+    async with idle("a") as (_, client):
+        answer = await client.get(path)
+        large = await client.post(path, content=b"x" * (MAX_BODY_BYTES + 1))
+    for one in (answer, large):
+        assert {name: one.headers.get_list(name) for name in GUARDS} == {name: [value] for name, value in GUARDS.items()}
+        assert not [name for name in one.headers if name.startswith("access-control-")], "no other site may read this"
+
+
+async def test_a_mistake_of_ours_is_answered_as_one_and_tells_nothing_of_the_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret of the inside")
+
+    async with idle("a") as (exporter, client):
+        monkeypatch.setattr(exporter.ring, "since", broken)
+        answer = await client.get("/api/v1/requests")
+    assert (answer.status_code, set(answer.json())) == (500, {"error"})
+    assert "secret" not in answer.text
+    assert answer.headers["content-security-policy"] == GUARDS["content-security-policy"]
 
 
 async def test_a_body_above_the_limit_is_refused_with_and_without_an_announced_length() -> None:

@@ -62,6 +62,8 @@ SECURITY_HEADERS = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
 
 
@@ -84,6 +86,9 @@ def _is_guarded(answer: httpx.Response) -> None:
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert len(answer.headers.get_list("cache-control")) == 1
+    assert not [name for name in answer.headers if name.startswith("access-control-")], "no other site may read this"
     assert "server" not in answer.headers
 
 
@@ -186,6 +191,44 @@ async def test_a_foreign_name_for_this_machine_changes_nothing_without_a_token(t
         assert (await client.post("/api/v1/pause", headers=headers)).status_code == 403
     async with client_of(gated(world, TOKEN)) as client:
         assert (await client.post("/api/v1/pause", headers={**headers, **RIGHT})).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense", ""])
+async def test_a_call_that_the_browser_calls_foreign_changes_nothing_even_without_an_origin(tmp_path: Path, site: str) -> None:
+    world = await _drained(tmp_path)
+    async with client_of(gated(world, TOKEN)) as client:
+        for method, path, body in CHANGES:
+            answer = await client.request(method, path, json=body, headers={"sec-fetch-site": site, **RIGHT})
+            assert answer.status_code == 403, path
+        assert _untouched(world)
+        for own in ("same-origin", "none"):
+            assert (await client.post("/api/v1/resume", headers={"sec-fetch-site": own, **RIGHT})).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8088", "10.0.0.7", "localhost.evil.example", "127.0.0.1.evil.example:80"])
+async def test_without_a_token_only_this_machine_s_own_names_may_be_called_whether_by_a_page_or_not(
+    tmp_path: Path, host: str
+) -> None:
+    world = await _drained(tmp_path)
+    async with client_of(gated(world)) as client:
+        for method, path, body in CHANGES:
+            answer = await client.request(method, path, json=body, headers={"host": host})
+            assert answer.status_code == 403, path
+        assert (await client.get("/api/v1/fleet", headers={"host": host})).status_code == 200, "reads are open"
+    assert _untouched(world)
+
+
+async def test_a_preflight_of_a_foreign_page_gets_no_leave(tmp_path: Path) -> None:
+    world = await _drained(tmp_path)
+    asks = {
+        "origin": "http://evil.example",
+        "access-control-request-method": "PUT",
+        "access-control-request-headers": "content-type",
+    }
+    async with client_of(gated(world)) as client:
+        answer = await client.options("/api/v1/hscorer/config", headers=asks)
+    assert answer.status_code == 405
+    _is_guarded(answer)
 
 
 async def test_a_form_of_a_foreign_page_cannot_look_like_a_call(tmp_path: Path) -> None:
@@ -294,9 +337,8 @@ async def test_an_answer_that_fails_inside_tells_nothing_of_the_inside(tmp_path:
 async def test_json_is_not_kept_by_caches(tmp_path: Path) -> None:
     world = await _drained(tmp_path)
     async with client_of(gated(world)) as client:
-        for path in ("/api/v1/fleet", "/api/v1/nosuch", "/metrics"):
-            answer = await client.get(path)
-            assert answer.status_code == 404 or answer.headers["cache-control"] == "no-store"
+        for path in ("/api/v1/fleet", "/api/v1/nosuch", "/metrics", "/openapi.json"):
+            assert (await client.get(path)).headers["cache-control"] == "no-store"
 
 
 async def test_over_a_real_server_a_chunked_upload_is_refused_and_no_server_names_itself(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(LedgerError, _no_ledger)
     api.add_exception_handler(NotLeadingError, _not_leading)
     api.add_exception_handler(NotAWebhookError, _not_a_webhook)
+    api.add_exception_handler(Exception, _broken)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -82,3 +83,8 @@ async def _not_leading(request: Request, error: Exception) -> Response:
 
 async def _no_ledger(request: Request, error: Exception) -> Response:
     return StrictJson({"detail": f"the ledger cannot be used: {error}"}, 503)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Our own mistake; its traceback is in the log, and nothing of it here."""
+    return StrictJson({"detail": "the watchdog failed at this; its log says why"}, 500)

@@ -11,23 +11,21 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailkeeper_exporter import change_rights
+from tailkeeper_exporter import answer_headers, change_rights
 from tailkeeper_exporter.change_rights import Refused
 
 MAX_BODY_BYTES = 1024 * 1024
 """Alertmanager's webhook of 500 alerts is about half of this."""
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
+    *answer_headers.ALWAYS,
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     ),
 ]
+"""The policy is the console's: its own files, no code in the page, and no text that becomes markup (trusted types)."""
 
 
 class Gate:
@@ -46,7 +44,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _answering(send, without_body=scope["method"] == "HEAD")
+        answer = answer_headers.adding(_without_body(send) if scope["method"] == "HEAD" else send, _HEADERS)
         refusal = self._refusal(scope)
         if refusal is not None:
             await _refuse(refusal, answer)
@@ -72,17 +70,15 @@ def _unbounded(headers: Mapping[bytes, bytes]) -> Refused | None:
     return None
 
 
-def _answering(send: Send, *, without_body: bool) -> Send:
-    """``send`` that adds our headers to every answer. One ``without_body`` is complete with its headers, and ends there."""
+def _without_body(send: Send) -> Send:
+    """``send`` of an answer that is complete with its headers, and ends there."""
     complete = False
 
     async def answer(message: Message) -> None:
         nonlocal complete
         if complete:
             return
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
-        elif message["type"] == "http.response.body" and without_body:
+        if message["type"] == "http.response.body":
             message, complete = {"type": "http.response.body", "body": b"", "more_body": False}, True
         await send(message)
 
@@ -95,7 +91,6 @@ async def _refuse(refusal: Refused, answer: Send) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
     ]
     if status == 401:
         headers.append((b"www-authenticate", change_rights.CHALLENGE.encode()))
