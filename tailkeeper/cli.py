@@ -320,17 +320,21 @@ def notify_test(
 @app.command()
 def status(
     url: Annotated[str, typer.Option("--url", help="The watchdog.")] = "http://127.0.0.1:8088",
+    every: Annotated[bool, typer.Option("--all", help="Every backend of a large fleet, on a terminal, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The fleet document as it is.")] = False,
 ) -> None:
     """The fleet at a glance, and why nothing happened where nothing happened."""
-    from tailkeeper.status import fetch_fleet, fleet_table
+    from tailkeeper.status import UrlError, fetch_fleet, fleet_table
 
     try:
         fleet = fetch_fleet(url)
+    except UrlError as error:
+        fail(USAGE, f"--url: {error}")
     except (OSError, ValueError) as error:
         fail(FAILED, f"{url}: {error}")
-    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 200
-    typer.echo(json.dumps(fleet, indent=2) if as_json else fleet_table(fleet, width))
+    on_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((80, 24)).columns if on_terminal else 200
+    typer.echo(json.dumps(fleet, indent=2) if as_json else fleet_table(fleet, width, every=every or not on_terminal))
 
 
 @app.command("release-all")
