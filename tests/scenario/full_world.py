@@ -39,14 +39,14 @@ def everything() -> dict[str, PolicySetting]:
 
 
 class FullWorld(World):
-    """Ten requests a second at each of six backends. ``source_down``: the metrics store does not answer."""
+    """Ten requests a second at each backend, of which there are six. ``source_down``: the metrics store does not answer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, names: tuple[str, ...] = NAMES) -> None:
         self.source_down = False
         self.worst_out = 0
         self.pages: set[str] = set()
         self.found: set[tuple[FindingKind, str]] = set()
-        super().__init__(path, NAMES, guards=GUARDS, stale_after_s=3 * TICK_S, policies=everything(), knobs=KNOBS)
+        super().__init__(path, names, guards=GUARDS, stale_after_s=3 * TICK_S, policies=everything(), knobs=KNOBS)
         for sick in self.sick.values():
             sick.ok_per_tick, sick.extra = REQUESTS_PER_TICK, dict(WELL)
 

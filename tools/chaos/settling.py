@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -44,9 +45,13 @@ def settle(town: Town, eye: Eye, beside: Callable[[], None]) -> Settled:
     limit_s = limit_for(town)
     began = time.monotonic()
     print(f"{eye.faults.now_s:8.1f}  settling, {limit_s:.0f} s at most", flush=True)
+    known: set[str] = set()
     while True:
         left, explained = not_as_before(town)
         after_s = time.monotonic() - began
+        for words in sorted({_plain(one) for one in left} - known):
+            print(f"{eye.faults.now_s:8.1f}    not yet: {words}", flush=True)
+        known = {_plain(one) for one in left}
         if not left or after_s > limit_s:
             break
         beside()
@@ -54,6 +59,11 @@ def settle(town: Town, eye: Eye, beside: Callable[[], None]) -> Settled:
     for words in left:
         eye.wrong("all is as before in the end", words)
     return Settled(after_s, limit_s, tuple(left), explained)
+
+
+def _plain(words: str) -> str:
+    """Without figures that change while one waits."""
+    return re.sub(r"\d+(\.\d+)?", "#", words)
 
 
 def limit_for(town: Town) -> float:

@@ -80,12 +80,13 @@ class _Tally:
     """Sets of backend names, looked up once and filled up while judging."""
 
     drained_in: set[tuple[Pool, str]]
-    """Out of service there as far as anybody can see: to say so once more takes nobody out."""
+    """Drained or without weight there, whoever wanted that: to say so once more takes nobody out. Not who is down for the
+    gateway's own checks: when they let it in again, our drain would keep it out."""
     acted_on_in: set[tuple[Pool, str]]
     """Likewise below half of their weight."""
     acted_on: set[str]
-    """Acted on in some pool: whoever is out anywhere is nobody to rely on elsewhere. A lease counts also where the gateway
-    shows nothing of it: its write may still arrive."""
+    """Acted on or out of service in some pool: whoever is out anywhere is nobody to rely on elsewhere. A lease counts also where
+    the gateway shows nothing of it: its write may still arrive."""
     bad: frozenset[str]
     """Looks bad, cannot be seen, or is wanted out."""
     serving: frozenset[str]
@@ -133,11 +134,11 @@ def _tally(wishes: tuple[DesiredState, ...], context: GuardContext) -> _Tally:
             bad.add(backend.name)
         elif context.snapshot.observations[backend.name].state.takes_work:
             serving.add(backend.name)
-    drained_in, acted_on_in, silent_in = _out(context)
+    drained_in, acted_on_in, down_in, silent_in = _out(context)
     return _Tally(
         drained_in,
         acted_on_in,
-        {name for _, name in acted_on_in} | {lease.backend for lease in context.leases if _may_act(lease, context)},
+        {name for _, name in acted_on_in | down_in} | {lease.backend for lease in context.leases if _may_act(lease, context)},
         frozenset(bad),
         frozenset(serving),
         {backend.name: backend for backend in context.snapshot.backends},
@@ -200,7 +201,7 @@ def _may_act(lease: Lease, context: GuardContext) -> bool:
 
 
 def _gets_nothing(server: ServerState) -> bool:
-    return not server.in_service or server.least(Knob.ADMISSION) == DRAIN or server.least(Knob.WEIGHT) == 0
+    return server.least(Knob.ADMISSION) == DRAIN or server.least(Knob.WEIGHT) == 0
 
 
 def _gets_little(server: ServerState) -> bool:
@@ -210,22 +211,31 @@ def _gets_little(server: ServerState) -> bool:
     return lowered or _gets_nothing(server)
 
 
-def _out(context: GuardContext) -> tuple[set[tuple[Pool, str]], set[tuple[Pool, str]], frozenset[tuple[Pool, str]]]:
-    """Who is drained, who is acted on, and whom a gateway that answers does not tell of, by pool: one pass over the fleet."""
+Places = set[tuple[Pool, str]]
+
+
+def _out(context: GuardContext) -> tuple[Places, Places, Places, frozenset[tuple[Pool, str]]]:
+    """Who is drained, who is acted on, who is out of service whatever was wanted, and whom a gateway that answers does not tell
+    of, by pool: one pass over the fleet."""
     drained = _by_lease(context, lambda lease: is_drain(lease.knob, lease.written))
     acted_on = _by_lease(context, acted_on_by)
-    silent: set[tuple[Pool, str]] = set()
+    down: Places = set()
+    silent: Places = set()
     answering = {target.gateway for target in context.servers}
     for backend in context.snapshot.backends:
         for target in backend.targets:
             server = context.servers.get(target)
             if target.gateway in answering and (server is None or not server.values):
                 silent.add((_pool(target), backend.name))
-            if server is not None and _gets_little(server):
+            if server is None:
+                continue
+            if not server.in_service:
+                down.add((_pool(target), backend.name))
+            if _gets_little(server):
                 acted_on.add((_pool(target), backend.name))
                 if _gets_nothing(server):
                     drained.add((_pool(target), backend.name))
-    return drained, acted_on, frozenset(silent)
+    return drained, acted_on, down, frozenset(silent)
 
 
 def _by_lease(context: GuardContext, out: Callable[[Lease], bool]) -> set[tuple[Pool, str]]:

@@ -1,0 +1,249 @@
+"""A day of a fleet in memory: the product's own core, loop and ledger on time that we turn, under load that follows the sun, with
+faults, deploys and restarts; after every tick what is promised is held against what the gateway and the ledger's file have.
+
+The gateway and the engines are fakes (see tests.scenario.world). What is asked after each tick: never more out than the cap;
+every change in a lease that was there before it; leases end; what is not known is not shown as a number; every tick has a record.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailkeeper_demo.trace import load_trace
+from tailkeeper_exporter import catalog
+from tailkeeper_exporter.state import State
+from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState
+from tailkeeper_watchdog.collect.base import Collected
+from tailkeeper_watchdog.guards import cap_of
+from tailkeeper_watchdog.ledger import LedgerError
+from tailkeeper_watchdog.model import DRAIN, Knob, KnobValue, Lease, TickRecord
+from tailkeeper_watchdog.plan import same, written
+from tests.scenario.full_world import GUARDS, KNOBS, REQUESTS_PER_TICK, TICK_S, USAGE, WELL, FullWorld
+from tests.scenario.world import FakeGateway, Sick
+
+DAY_S = 86_400.0
+NAMES = tuple(f"b{number:02}" for number in range(12))
+LEASE_MARGIN_S = 40.0
+"""Of time in which a lease could be ended: the longest back-off after failed writes is 30 s, and some ticks."""
+MAX_TOLD = 50
+
+
+class CheckedGateway(FakeGateway):
+    """The fake gateway, which looks before each write whether a lease says so, and fails as it is told."""
+
+    def __init__(self, day: DayWorld, servers: tuple[str, ...]) -> None:
+        super().__init__(servers, KNOBS)
+        self._day = day
+        self.loses = False
+        """Writes are answered with yes and not done."""
+
+    async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
+        return await super().read(servers, deadline_s)
+
+    async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
+        for knob, value in values.items():
+            self._day.before_write(server, knob, value)
+        self.lies = self.loses
+        await super().write(server, values, deadline_s)
+
+    def begin_anew(self) -> None:
+        """As after a reload of its configuration: every server as configured."""
+        for server in self.values:
+            self.values[server] = dict(self.normal)
+
+
+@dataclass
+class Load:
+    """Requests a tick: the curve of a real trace stretched over the day, under a sun that sets."""
+
+    shape: tuple[float, ...]
+
+    @classmethod
+    def of_the_trace(cls, pieces: int = 288) -> Load:
+        """288 pieces are five minutes each."""
+        rows = load_trace()
+        span_s = rows[-1].at_s - rows[0].at_s
+        found = Counter(min(pieces - 1, int((row.at_s - rows[0].at_s) / span_s * pieces)) for row in rows)
+        mean = len(rows) / pieces
+        return cls(tuple(found[n] / mean for n in range(pieces)))
+
+    def at(self, day_s: float) -> float:
+        """A share of the usual load, 0.05 to 2."""
+        sun = 0.55 - 0.45 * math.cos(2 * math.pi * day_s / DAY_S)
+        return min(2.0, max(0.05, sun * self.shape[int(day_s / DAY_S * len(self.shape)) % len(self.shape)]))
+
+
+class DayWorld(FullWorld):
+    """``wrong`` are violations in words. ``by_hand`` is what somebody else has set, by server and knob."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.ledger_fails = False
+        self.ledger_failed = False
+        self.wrong: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.by_hand: dict[tuple[str, Knob], KnobValue] = {}
+        self.most_out = 0
+        self._load = Load.of_the_trace()
+        self._out_before: set[str] = set()
+        self._last_tick = 0
+        self._waited: dict[int, tuple[Lease, float]] = {}
+        self._began = 0.0
+        super().__init__(path, NAMES)
+        self._began = self.clock.now
+        self.gateway = CheckedGateway(self, NAMES)
+        self.actuators = {"edge": self.gateway}
+        self.start()
+
+    @property
+    def day_s(self) -> float:
+        return self.clock.now - self._began
+
+    @property
+    def checked(self) -> CheckedGateway:
+        assert isinstance(self.gateway, CheckedGateway)
+        return self.gateway
+
+    def start(self) -> None:
+        """Also what a kill and a new start of the watchdog is: it has what the ledger and the gateway hold."""
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+        super().start()
+        self.loop.parts.ledger._run("PRAGMA synchronous=OFF")  # what the kernel has taken outlives a process
+        self._run_sql, self.ledger._run = self.ledger._run, self._maybe_full  # type: ignore[method-assign]
+        self._last_tick = 0
+
+    def _maybe_full(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        if self.ledger_fails and not sql.startswith(("SELECT", "PRAGMA", "BEGIN")):
+            self.ledger_failed = True
+            raise LedgerError("database or disk is full")
+        return self._run_sql(sql, values)
+
+    def say(self, words: str) -> None:
+        self.counts["violations"] += 1
+        if len(self.wrong) < MAX_TOLD:
+            self.wrong.append(f"at {self.day_s:.0f} s: {words}")
+
+    # The day
+
+    async def tick(self) -> TickRecord:
+        """Two seconds of it."""
+        self.clock.now += TICK_S
+        self._carry_on()
+        self.ledger_failed = False
+        record = await self.loop.tick()
+        self.loop.parts.rest()
+        self.counts["ticks"] += 1
+        self.counts["decisions"] += len(record.decisions)
+        self._look(record)
+        return record
+
+    def _carry_on(self) -> None:
+        load = self._load.at(self.day_s)
+        for sick in self.sick.values():
+            if sick.errors_per_tick:
+                sick.errors_per_tick = REQUESTS_PER_TICK * load
+            elif sick.ok_per_tick:
+                sick.ok_per_tick = REQUESTS_PER_TICK * load
+            if not sick.preemptions_per_tick:
+                sick.extra[catalog.KV_USAGE.name] = WELL[catalog.KV_USAGE.name] * (1 + load)
+
+    async def collect(self, now: float, deadline_s: float) -> Collected:
+        return await super().collect(now, deadline_s)
+
+    # What is promised
+
+    def before_write(self, server: str, knob: Knob, value: KnobValue) -> None:
+        self.counts["changes"] += 1
+        for lease in self.ledger.leases():
+            if lease.target.server == server and lease.knob is knob:
+                if written(knob, value, lease.written) or same(knob, value, lease.prior):
+                    return
+        self.say(f"{server} {knob.value} is set to {value!r}, and no lease says so")
+
+    def _look(self, record: TickRecord) -> None:
+        self._look_at_tick(record)
+        self._look_at_cap()
+        if not self.ledger_fails:
+            leases = self.ledger.leases()
+            self._look_at_leases(leases)
+            self._look_at_ends(leases)
+        self._look_at_unknowns(record)
+
+    def _look_at_tick(self, record: TickRecord) -> None:
+        if record.tick != self._last_tick + 1:
+            self.say(f"tick {record.tick} follows {self._last_tick}")
+        self._last_tick = record.tick
+        if record.error is not None:
+            self.counts["ticks that failed"] += 1
+            if not self.ledger_failed:
+                self.say(f"a tick failed although the ledger could be written: {record.error}")
+
+    def _look_at_cap(self) -> None:
+        names = {backend.name for backend in self.backends}
+        out = {name for name in self.out() if name in names}
+        self.most_out = max(self.most_out, len(out))
+        if len(out) > cap_of(len(names), GUARDS) and out - self._out_before:
+            self.say(f"{len(out)} of {len(names)} are out: {', '.join(sorted(out))}; new: {', '.join(sorted(out - self._out_before))}")
+        if len(out) == len(names):
+            self.say("nobody is left")
+        self._out_before = out
+
+    def _look_at_leases(self, leases: tuple[Lease, ...]) -> None:
+        """What is not normal and not by somebody's hand is as a lease says, or as it was before that lease's last write."""
+        pending = self.loop.parts.reconciler.pending()
+        known: dict[tuple[str, Knob], list[KnobValue]] = {}
+        for lease in leases:
+            values = [lease.written, *([] if lease.before is None else [lease.before]), *pending.get(lease.place, ())]
+            known.setdefault((lease.target.server, lease.knob), []).extend(values)
+        for (server, knob), value in self.differs().items():
+            theirs = self.by_hand.get((server, knob))
+            if value != theirs and not any(same(knob, value, one) for one in known.get((server, knob), ())):
+                self.say(f"{server} has {knob.value} {value!r} and no lease says so ({known.get((server, knob))})")
+
+    def _look_at_ends(self, leases: tuple[Lease, ...]) -> None:
+        """A lease that is not renewed ends; only time counts in which the gateway answers and does what it says."""
+        able = self.gateway.fails is None and not self.checked.loses
+        seen = {}
+        for lease in leases:
+            before, waited = self._waited.get(lease.id, (lease, 0.0))
+            seen[lease.id] = (lease, waited + TICK_S * able if before == lease else 0.0)
+            if seen[lease.id][1] > GUARDS.lease_s + LEASE_MARGIN_S:
+                self.say(f"a lease was neither renewed nor ended in {seen[lease.id][1]:.0f} s: {lease}")
+                seen[lease.id] = (lease, 0.0)
+        self._waited = seen
+
+    def _look_at_unknowns(self, record: TickRecord) -> None:
+        situation = record.situation
+        for name, seen in situation.snapshot.observations.items():
+            if seen.state is not State.UNKNOWN:
+                continue
+            self.counts["unknown backends looked at"] += 1
+            score = situation.scores.get(name)
+            if score is not None and score.hscore is not None:
+                self.say(f"{name} is unknown and has a score of {score.hscore}")
+            if any(name == wish.backend and wish.knob is Knob.ADMISSION and wish.value == DRAIN and wish.evidence_age_s is None
+                   for wish in record.desired):
+                self.say(f"{name} is unknown and somebody wants it out without evidence")
+
+    def leftovers(self) -> list[str]:
+        """What is not as before, in words; what is only published is."""
+        left = [f"{server} has {knob.value} {value!r}" for (server, knob), value in self.differs().items()]
+        return left + [f"a lease is left: {lease}" for lease in self.ledger.leases() if lease.written != USAGE]
+
+
+def heal(sick: Sick) -> None:
+    sick.state, sick.itl_s, sick.ttft_s, sick.preemptions_per_tick = State.SERVING, 0.02, 0.2, 0.0
+    sick.ok_per_tick, sick.errors_per_tick, sick.silent = REQUESTS_PER_TICK, 0.0, False
+    sick.extra |= WELL
+
+
+ERRORS = (ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT, ErrorKind.PROTOCOL, ErrorKind.UNAUTHORIZED)
+__all__ = ["ERRORS", "NAMES", "ActuatorError", "DayWorld", "heal"]
