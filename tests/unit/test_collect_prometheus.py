@@ -177,7 +177,7 @@ def test_another_backend_under_a_known_name_begins_anew() -> None:
 async def test_one_of_many_asks_for_its_own_backends_by_name_some_hundreds_at_a_time() -> None:
     client = EnginesOnly()
     asked: list[str] = []
-    client.custom_query = lambda query, params=None: asked.append(query) or []  # type: ignore[assignment, func-returns-value, method-assign]
+    client.custom_query = lambda query, params=None: asked.append(query) or []  # type: ignore[func-returns-value, method-assign]
     names = tuple(f"llm/b.{number}" for number in range(600))
     source = PrometheusSource(client, "http://prometheus", names, 45.0, by_name=True)
     await source.collect(0.0, 2.0)
