@@ -52,7 +52,7 @@ def watchdog_of(
     if lease is not None:
         if part is not None:
             whole = lease.model_copy(update={"name": part.whole_lease})
-            parts.append(KubernetesLeadership(whole, f"{part.shard.of} shards", shared=True))
+            parts.append(KubernetesLeadership(whole, f"a layout of {part.shard.of} shards", shared=True))
         parts.append(KubernetesLeadership(lease, new_identity()))
     leadership = AllOf(*parts)
     build = partial(_built, file, config, discoverer, leadership, part)

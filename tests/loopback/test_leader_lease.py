@@ -48,7 +48,7 @@ class Pair:
         settings = LeaderSettings(namespace="llm", lease_s=LEASE_S, kubeconfig=self.fake.kubeconfig(self.folder))
         connection = KubeConnection(settings.kubeconfig, settings.in_cluster)
         self.fake.clients.append(connection)
-        return KubernetesLeadership(settings, f"{of} shards", lambda: self.clock.now, lambda: 1.8e9, connection, shared=True)
+        return KubernetesLeadership(settings, f"a layout of {of} shards", lambda: self.clock.now, lambda: 1.8e9, connection, shared=True)
 
     @property
     def spec(self) -> dict[str, object]:
@@ -175,17 +175,17 @@ async def test_shards_of_one_number_hold_the_lease_of_the_fleet_together_and_lea
         two, three = [pair.shard(2) for _ in range(2)], pair.shard(3)
         for _ in range(2 * LEASE_S):
             assert [await one.try_lead() for one in two] == [None, None]
-            assert str(await three.try_lead()).startswith("standing by: 2 shards leads")
+            assert str(await three.try_lead()).startswith("standing by: a layout of 2 shards leads")
             assert "2 shards leads" in str(await pair.a.try_lead()), "a watchdog for all of the fleet waits too"
             pair.clock.now += 1.0
         await two[0].step_down()
-        assert pair.spec["holderIdentity"] == "2 shards", "the other one leads by it still"
+        assert pair.spec["holderIdentity"] == "a layout of 2 shards", "the other one leads by it still"
         assert await two[1].try_lead() is None
         for _ in range(LEASE_S):
             assert await three.try_lead() is not None
             pair.clock.now += 1.0
         assert await three.try_lead() is None
-        assert str(await two[1].try_lead()).startswith("standing by: 3 shards leads")
+        assert str(await two[1].try_lead()).startswith("standing by: a layout of 3 shards leads")
 
 
 async def test_a_shard_that_cannot_renew_the_lease_of_the_fleet_stops_before_another_number_can_begin(tmp_path: Path) -> None:
