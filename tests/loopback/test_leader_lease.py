@@ -48,7 +48,9 @@ class Pair:
         settings = LeaderSettings(namespace="llm", lease_s=LEASE_S, kubeconfig=self.fake.kubeconfig(self.folder))
         connection = KubeConnection(settings.kubeconfig, settings.in_cluster)
         self.fake.clients.append(connection)
-        return KubernetesLeadership(settings, f"a layout of {of} shards", lambda: self.clock.now, lambda: 1.8e9, connection, shared=True)
+        return KubernetesLeadership(
+            settings, f"a layout of {of} shards", lambda: self.clock.now, lambda: 1.8e9, connection, shared=True
+        )
 
     @property
     def spec(self) -> dict[str, object]:
