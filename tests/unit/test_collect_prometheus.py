@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -172,6 +173,30 @@ def test_another_backend_under_a_known_name_begins_anew() -> None:
     assert "a:8000" in next(pages.questions(frozenset()))
     question = next(pages.questions(frozenset()))
     assert '"b:8000"' in question
+
+
+async def test_an_answer_that_comes_between_two_ticks_is_read_at_the_next_one() -> None:
+    client, asked = FakePrometheus(row("", "1")), threading.Event()
+    go_on, answer = threading.Event(), FakePrometheus.custom_query
+
+    def slow(query: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        asked.set()
+        assert go_on.wait(10)
+        return answer(client, query, params)
+
+    client.custom_query = slow  # type: ignore[method-assign]
+    source = PrometheusSource(client, "http://prometheus", ("a",), 45.0)
+    first = await source.collect(0.0, 0.01)
+    assert first.error == "http://prometheus did not answer within 0.01 s"
+    go_on.set()
+    assert source._busy is not None
+    await source._busy
+    asked.clear()
+    second = await source.collect(0.0, 0.01)
+    assert (second.error, second.observations["a"].state) == (None, State.SERVING)
+    assert not asked.is_set(), "the answer was there"
+    assert (await source.collect(0.0, 2.0)).error is None
+    assert asked.is_set()
 
 
 async def test_one_of_many_asks_for_its_own_backends_by_name_some_hundreds_at_a_time() -> None:

@@ -86,15 +86,18 @@ class PrometheusSource:
         return Collected(self._last.tell(time.monotonic(), {}, why), (), error)
 
     async def _read(self, deadline_s: float) -> str | None:
-        if self._busy is None or self._busy.done():  # one query in flight: a slow server is not asked twice
+        if self._busy is None:  # one query in flight: a slow server is not asked twice
             self._busy = asyncio.ensure_future(asyncio.to_thread(self._query))
         try:
             async with asyncio.timeout(deadline_s):
                 series, times, native = await asyncio.shield(self._busy)
         except TimeoutError:
+            # What comes after this is read at the next tick: each sample says how old it is, and a large fleet takes longer.
             return f"{self._url} did not answer within {deadline_s:g} s"
         except Exception as error:  # whatever the client library raises is one fact: nothing could be read
+            self._busy = None
             return f"{self._url}: {words_of(error)}"
+        self._busy = None
         wall, monotonic = time.time(), time.monotonic()
         taken_at = {
             _labels(row).get("backend", ""): monotonic - max(0.0, wall - at) for row in times if (at := _value(row)) is not None
