@@ -129,10 +129,10 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The wrong ones first, each kind together, in the order of the list of mistakes."""
+        """The wrong ones first, each kind together, in the order of the list of mistakes; of a kind in the order of the file."""
         order = list(Mistake)
         found = [finding for check in self.checks for finding in check.findings]
-        return tuple(sorted(found, key=lambda f: (f.severity is Severity.WARNING, order.index(f.mistake), f.where)))
+        return tuple(sorted(found, key=lambda f: (f.severity is Severity.WARNING, order.index(f.mistake))))
 
     @property
     def wrong(self) -> int:

@@ -17,6 +17,7 @@ from tailkeeper.init import pages
 from tailkeeper.init.found import Discovered, EngineHere, GatewayHere, GpusHere
 from tailkeeper.init.listening import haproxy_sockets, listening_ports, passing_on
 from tailkeeper_exporter.clients import Clients
+from tailkeeper_exporter.counted import plural
 from tailkeeper_exporter.discovery.base import DiscoveryError, SingleFlight
 from tailkeeper_exporter.discovery.prometheus import EngineSeen, listing_of
 from tailkeeper_exporter.gpu import DeviceId, GpuError, NvmlSource
@@ -54,9 +55,9 @@ class PortHere:
 async def look(say: Say) -> Discovered:
     """Never raises for what others do."""
     places, sockets = listening_ports(), haproxy_sockets()
-    say(f"asking {len(places)} local ports for /metrics, and those without for /v1/models, /server_info, /api/version, /workers")
+    say(f"asking {plural(len(places), 'local port')} for /metrics, or else /v1/models, /server_info, /api/version, /workers")
     ports, late = await ask_ports(places)
-    say(f"asking {len(sockets)} sockets that may be HAProxy's for `show servers state`")
+    say(f"asking {plural(len(sockets), 'socket')} that may be HAProxy's for `show servers state`")
     haproxies = [found for path in sockets if (found := await haproxy_at(path)) is not None]
     say("asking NVML for GPUs, looking for a Kubernetes service account")
     gpus, why_none = await gpus_here()

@@ -114,6 +114,33 @@ async def test_a_clock_that_is_set_back_stops_neither_the_page_nor_its_lines(bac
         assert max(ends) == 100, "the newest point is now, and none is after it"
 
 
+async def test_more_windows_of_one_browser_than_it_has_connections_all_work() -> None:
+    world = await _world()
+    async with console(world) as (shown, served):
+        first = await shown.open()
+        pages = [first, *[await first.context.new_page() for _ in range(7)]]
+        for page in pages[1:]:
+            await page.goto(shown.url)
+            await becomes(page, "#clock", "tick")
+        assert 1 <= served.live.open <= 3
+        await becomes(pages[-1], "#clock", "asked every 2 s")
+        await pages[-1].click("#pause")
+        await pages[-1].click("#change-do")
+        await becomes(pages[-1], "#told", "Paused")
+        await world.run(0.5)
+        for page in pages:
+            await becomes(page, "#mode", "paused: paused by API")
+        assert served.live.open == 3
+
+
+async def test_times_are_told_with_the_zone_that_they_are_of() -> None:
+    async with console(await _world()) as (shown, _):
+        context = await shown.browser.new_context(timezone_id="America/St_Johns")
+        page = await context.new_page()
+        await page.goto(shown.url)
+        await becomes(page, "#clock", "2023-11-14 19:00:30 UTC\u221203:30")
+
+
 @pytest.mark.parametrize("way", ["refused", "gone", "silent", "no stream"])
 async def test_where_there_is_no_stream_the_page_asks(way: str) -> None:
     """Too many streams; a proxy that cuts it; one that gathers it for ever; one that answers with a page of its own."""

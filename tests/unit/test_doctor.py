@@ -69,6 +69,7 @@ def test_a_fleet_with_one_mistake_everywhere_does_not_fill_the_screen() -> None:
     assert "and 195 more of this kind" in said
     assert len(said.splitlines()) < 50
     assert len(report.document(Report(many, 1.0))["findings"]) == 200
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("WRONG")] == [f"backends.{n}.url" for n in range(5)]
 
 
 def test_the_document_has_every_finding_with_its_place_and_its_page() -> None:

@@ -13,6 +13,7 @@ from tailkeeper.cli import app
 from tailkeeper_watchdog.records.lines import FORMAT
 from tailkeeper_watchdog.replay.times import parse_time
 from tailkeeper_watchdog.replay.words import text
+from tests.e2e.real_programs import free_port
 from tests.unit.test_records import write
 
 NOW = 1_787_000_000.0
@@ -40,6 +41,13 @@ def test_a_time_is_taken_as_people_write_it(given: str, expected: float) -> None
 def test_what_is_no_time_is_refused_with_what_is_allowed(given: str) -> None:
     with pytest.raises(ValueError, match="is no time; allowed: RFC 3339"):
         parse_time(given, NOW)
+
+
+def test_a_prometheus_that_is_not_there_is_told_with_what_to_look_at() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(app, ["replay", "--prometheus", url, "--start", "-1h", "--end", "now"])
+    assert result.exit_code == 1
+    assert f"{url}: nothing listens there; is it the server's address" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import { $, say } from "./nodes.js";
 import { showNow } from "./now.js";
 import { listenForReports } from "./report.js";
 import { recall, remember } from "./trend.js";
-import { clock, count, duration } from "./words.js";
+import { clock, count, duration, zone } from "./words.js";
 
 const SECOND_MS = 1000;
 const PROMISES_MS = 10_000; // an incident is over in a minute, and what it cost must not read as nothing meanwhile
@@ -41,7 +41,7 @@ function judge(watchdogsNow) {
 
 function showClock() {
   const { tick, time } = latest.fleet;
-  say($("clock"), `tick ${count(tick)}, ${clock(time)} · ${streaming ? "live" : "asked every 2 s"}`);
+  say($("clock"), `tick ${count(tick)}, ${clock(time)} ${zone()} · ${streaming ? "live" : "asked every 2 s"}`);
 }
 
 // Whether it was written before what is shown already. Where only the clock goes back, it was set; where only the ticks do, it is

@@ -1,5 +1,6 @@
 // Where what is shown comes from: the watchdog's stream, a whole picture after each tick; and, wherever a stream cannot be had,
-// asking every two seconds. A page that nobody sees holds no stream, because a browser has six connections for all its pages.
+// asking every two seconds. A browser has six connections for all its pages: one that nobody sees holds no stream, and of those
+// that are seen at once three do, so that answers have room.
 
 import { detail } from "./words.js";
 
@@ -8,6 +9,7 @@ const HIDDEN_MS = 15_000;
 const DEADLINE_MS = 8000;
 const SILENT_MS = 15_000; // three beats: then the stream is there only in name
 const BACK_OFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
+const PLACES = ["tailkeeper-stream-1", "tailkeeper-stream-2", "tailkeeper-stream-3"];
 const PICTURE = ["/api/v1/fleet", "/api/v1/findings?open=true", "/api/v1/decisions?limit=50"];
 
 export async function ask(path) {
@@ -22,6 +24,18 @@ export async function askPicture() {
   return { fleet, findings, decisions };
 }
 
+// What gives the place back, or null where other pages have all of them. Without locks (plain http from elsewhere) all may stream.
+async function takePlace() {
+  if (!navigator.locks) return () => {};
+  for (const name of PLACES) {
+    const giveBack = await new Promise((tell) => {
+      navigator.locks.request(name, { ifAvailable: true }, (lock) => (lock ? new Promise((free) => tell(free)) : tell(null)));
+    });
+    if (giveBack) return giveBack;
+  }
+  return null;
+}
+
 export const WITHIN = `within ${DEADLINE_MS / 1000} s`;
 
 // `told` hears: picture(picture), beat(now), lost(error), way(streaming). `seldom` are questions that are asked every so often
@@ -29,6 +43,8 @@ export const WITHIN = `within ${DEADLINE_MS / 1000} s`;
 export function follow(told, seldom) {
   const due = new Map(seldom.map((question) => [question, 0]));
   let stream = null;
+  let giveBack = null; // the place that it has
+  let wanted = null; // the attempt that goes on
   let streaming = false; // something has come through it
   let heard = 0;
   let failures = 0;
@@ -45,8 +61,11 @@ export function follow(told, seldom) {
 
   function close() {
     clearTimeout(again);
+    wanted = null;
     stream?.close();
     stream = null;
+    giveBack?.();
+    giveBack = null;
     way(false);
   }
 
@@ -59,14 +78,21 @@ export function follow(told, seldom) {
     };
   }
 
-  function connect() {
+  async function connect() {
     close();
+    const mine = {};
+    wanted = mine;
+    const place = await takePlace();
+    if (wanted !== mine) return place?.(); // closed meanwhile
+    if (!place) return retry();
+    giveBack = place;
     heard = performance.now();
     stream = new EventSource("/api/v1/stream");
     stream.addEventListener("picture", hear((picture) => told.picture(picture)));
     stream.addEventListener("beat", hear((beat) => told.beat(beat.now)));
     stream.addEventListener("trouble", hear((trouble) => told.lost(Object.assign(new Error(trouble.detail), { answered: true }))));
     stream.addEventListener("error", retry);
+    return undefined;
   }
 
   // Later each time, and not all pages at once.

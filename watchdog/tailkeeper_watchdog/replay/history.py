@@ -125,8 +125,7 @@ class History:
             return json.loads(fetched.body)
         except FetchError as error:
             large = error.reason in (Reason.TOO_LARGE, Reason.TIMEOUT) or error.status in _TOO_MUCH
-            why = error.detail if error.is_ours else error.code + _said(error.body)
-            raise AskError(f"{self._url}: {why}", large) from error
+            raise AskError(f"{self._url}: {_why(error)}", large) from error
         except (ValueError, RecursionError) as error:
             raise AskError(f"{self._url}: the answer is no JSON; is this the address of a Prometheus server?") from error
 
@@ -134,6 +133,22 @@ class History:
 def _stated(target: Mapping[str, Any]) -> float | None:
     """How often a target is scraped: Prometheus says so, VictoriaMetrics has it among the labels of before relabelling."""
     return _seconds(target.get("scrapeInterval") or target.get("discoveredLabels", {}).get("__scrape_interval__"))
+
+
+_SILENT = {
+    Reason.REFUSED: "nothing listens there; is it the server's address, as reached from here?",
+    Reason.CONNECTION: "it cannot be reached; is it the server's address, as reached from here?",
+    Reason.TIMEOUT: f"no complete answer within {DEADLINE_S:g} s",
+}
+_DENIED = "it does not let us in; name a file with what it accepts: --auth bearer_file=FILE, basic_file=FILE or headers_file=FILE"
+
+
+def _why(error: FetchError) -> str:
+    if error.status in (401, 403):
+        return f"HTTP {error.status}: {_DENIED}"
+    if error.status is None and error.reason in _SILENT:
+        return _SILENT[error.reason]
+    return error.detail if error.is_ours else error.code + _said(error.body)
 
 
 def _take(row: Mapping[str, Any], kinds: Mapping[str, Kind], start: float, found: Read) -> None:
