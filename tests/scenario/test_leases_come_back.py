@@ -266,6 +266,17 @@ async def test_a_wall_clock_that_jumps_back_a_day_does_not_keep_a_lease_for_a_da
     assert world.ledger.leases() == ()
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["wanted", "held by an operator"])
+async def test_a_wall_clock_that_jumps_back_a_day_brings_the_end_of_a_lease_near_again(db: Path, held: bool) -> None:
+    world = await drained(db)
+    if held:
+        world.switches.hold("b", "a deploy", 600.0)
+    world.clock.step_s -= 86_400
+    await world.run(1)
+    (lease,) = world.ledger.leases()
+    assert lease.expires_unix_s <= world.clock.wall() + 60, "whoever finds it after us gives it back in time"
+
+
 async def test_a_wall_clock_that_jumps_back_a_day_does_not_keep_a_knob_contended_for_a_day(db: Path) -> None:
     world = await drained(db)
     for _ in range(2):

@@ -62,7 +62,8 @@ def _one(lease: Lease, given: LeftoverInput) -> Change | None:
 def _still_ours(lease: Lease, given: LeftoverInput, actual: KnobValue) -> Change | None:
     settings, left_s = given.settings, lease.expires_unix_s - given.time_unix_s
     if lease.backend in given.held and server_of(lease) not in given.fleet.left_at and server_of(lease) not in given.moved:
-        return _change(ChangeKind.RENEW, lease, "an operator's hold is on it", actual) if left_s < settings.lease_s / 2 else None
+        is_due = left_s < settings.lease_s / 2 or left_s > settings.lease_s + CLOCK_SLACK_S
+        return _change(ChangeKind.RENEW, lease, "an operator's hold is on it", actual) if is_due else None
     if left_s <= 0:
         return _change(ChangeKind.EXPIRE, lease, f"the lease ran out; {_why(lease, given)}", actual)
     if _gone_long_enough(lease, given):

@@ -304,8 +304,9 @@ def _differs_enough(knob: Knob, value: KnobValue, written: KnobValue) -> bool:
 
 
 def _due(lease: Lease, given: PlanInput) -> bool:
-    """A lease is renewed once half of it is gone."""
-    return lease.expires_unix_s - given.snapshot.time_unix_s < given.settings.lease_s / 2
+    """A lease is renewed once half of it is gone, and where a wall clock that was set back has put its end too far away."""
+    left_s = lease.expires_unix_s - given.snapshot.time_unix_s
+    return left_s < given.settings.lease_s / 2 or left_s > given.settings.lease_s + CLOCK_SLACK_S
 
 
 def _back(lease: Lease, leases: Mapping[tuple[Target, Knob], Lease], given: PlanInput, memory: ReturnMemory) -> list[Change]:
