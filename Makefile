@@ -8,7 +8,7 @@ HARNESS := tools/board_harness
 PAGE := $(HARNESS)/dist/main.js
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate board-harness boards fuzz soak compose-check bench release-check clean
+.PHONY: help demo test unit check generate board-harness boards fuzz soak compose-check bench scale release-check clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,9 @@ compose-check: ## Bring up docker-compose.yml, break a backend, see the alert an
 
 bench: $(READY) ## The benchmarks, one after the other, into docs/results/ and the pages' tables; ARGS=NAME for some. Under 20 minutes.
 	@$(BIN)/python -m tools.results.bench $(ARGS)
+
+scale: $(READY) ## What a backend is in series, bytes and CPU, with real stores, into docs/results/ and docs/scale.md; five minutes.
+	@$(BIN)/python -m tools.results.scale
 
 release-check: ## Build, check, install and run what would be published, into dist/ with its SBOM. Two to five minutes; publishes nothing.
 	@$(PYTHON) tools/release_check.py $(ARGS)
