@@ -164,7 +164,7 @@ class Listeners:
     def note(self, record: TickRecord) -> None:
         loop, book = self._loop, self._loop.memory.book
         self._durations.observe(record.duration_s)
-        findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
+        findings = (*book.open_findings, *self._notifier.owed(lately_closed(book, record.time_unix_s)))
         context = Context.of(record, loop.fleet.backends, loop.parts.ledger.leases, Links(CONSOLE), {})
         self._notifier.offer(alerts_for(findings, context), loop.fleet.names)
         self._teller.tell(record, book.closed)

@@ -1,7 +1,7 @@
 """Lines on their way to the disk: written as JSON piece by piece, and compressed as they come.
 
-A line of thousands of backends has tens of millions of characters. One call for all of it would keep every other thread waiting for
-a second, the loop's among them, because Python's lock is not given back within; and the whole text is never needed at once.
+A line of thousands of backends has tens of millions of characters. One call for all of it would keep every other thread waiting
+for a second, the loop's among them, because Python's lock is not given back within; and the whole text is never needed at once.
 """
 
 from __future__ import annotations
