@@ -49,6 +49,9 @@ WARM_UP_S = (*[30.0] * 12, *[TICK_S] * 15)
 """Time between the ticks before the clock runs: six minutes in a hurry, until every detector has something to compare with,
 and one at the pace of the ticks, until histories are full. From then on a tick costs what it always costs."""
 
+RECORDED_AHEAD = 3
+"""Ticks before the clock runs that are recorded too: the first is written as a whole, and of the others nothing is asked."""
+
 STALE_AFTER_S = 3.0
 LEASE_S = 60.0
 """A fifth of the default: leases are renewed five times as often as in life."""
@@ -156,29 +159,35 @@ class Listeners:
         self.recorder = Recorder(folder / "ledger.records", RECORDS_BYTES, configuration, "bench")
         self._notifier = Notifier(CONSOLE)
         self._insights = Insights(tiers_of((), slo), slo.objective)
+        self.recording = False
 
     def note(self, record: TickRecord) -> None:
         loop, book = self._loop, self._loop.memory.book
         self._durations.observe(record.duration_s)
-        findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
+        findings = (*book.open_findings, *self._notifier.owed(lately_closed(book, record.time_unix_s)))
         context = Context.of(record, loop.fleet.backends, loop.parts.ledger.leases, Links(CONSOLE), {})
         self._notifier.offer(alerts_for(findings, context), loop.fleet.names)
         self._teller.tell(record, book.closed)
         self._insights.note(record)
-        self.recorder.offer(record, loop.inputs)
+        if self.recording:
+            self.recorder.offer(record, loop.inputs)
 
     async def close(self) -> None:
         await self._notifier.close()
         self.recorder.close()
 
 
-def tick_bench(backends: int, ticks: int, seed: int) -> dict[str, Any]:
-    """Whole ticks, ledger and all, over a fleet in memory. One percent of the backends is hung at any tick."""
+Say = Callable[[str], None]
+
+
+def tick_bench(backends: int, ticks: int, seed: int, say: Say = lambda text: None) -> dict[str, Any]:
+    """Whole ticks, ledger and all, over a fleet in memory. One percent of the backends is hung at any tick. ``say`` is told how
+    far it is."""
     few_collections()
-    return asyncio.run(_tick_bench(backends, ticks, seed))
+    return asyncio.run(_tick_bench(backends, ticks, seed, say))
 
 
-async def _tick_bench(count: int, ticks: int, seed: int) -> dict[str, Any]:
+async def _tick_bench(count: int, ticks: int, seed: int, say: Say) -> dict[str, Any]:
     names = tuple(f"backend-{i:05d}" for i in range(count))
     fleet = tuple(Backend(n, MODEL, (Target("edge", n, f"pool-{i // POOL_SIZE}"),)) for i, n in enumerate(names))
     source, passed = SyntheticSource(names, seed, STALE_AFTER_S), Passed()
@@ -198,7 +207,9 @@ async def _tick_bench(count: int, ticks: int, seed: int) -> dict[str, Any]:
             fleet, source, {"edge": gateway}, ledger, TICK_S, clocks, drift, lambda record: listeners.note(record), teller
         )
         listeners = Listeners(loop, folder, teller)
-        for elapsed_s in (*WARM_UP_S, *[TICK_S] * ticks):
+        for number, elapsed_s in enumerate((*WARM_UP_S, *[TICK_S] * ticks)):
+            say(f"{count:,} backends, tick {number + 1} of {len(WARM_UP_S)} to warm up and {ticks} to measure")
+            listeners.recording = number >= len(WARM_UP_S) - RECORDED_AHEAD
             passed.seconds += elapsed_s
             source.prepare(loop.parts.monotonic, loop.parts.wall(), elapsed_s)
             with passed.running():

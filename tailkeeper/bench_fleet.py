@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Callable, Mapping
 from math import ceil, inf
 
+import numpy as np
+
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Histogram, Reading, present
 from tailkeeper_exporter.state import State
@@ -51,7 +53,7 @@ class SyntheticSource:
         self._telling = tuple(self._random.sample(names, ceil(TELLING_SHARE * len(names))))
         self._passing = names[0]
         # Evenly spread about their mean, and so within the default SLO: nearly all of a fleet is well.
-        self._shapes = [(name, mean_s, [min(1.0, b / (2 * mean_s)) for b in _BOUNDS]) for name, mean_s in MEANS_S.items()]
+        self._shares = np.array([[min(1.0, b / (2 * mean_s)) for b in _BOUNDS] for mean_s in MEANS_S.values()])
         self._rates = {name: self._random.uniform(*REQUESTS_PER_S) for name in names}
         self._elapsed_s = 0.0
         self._last = LastWord(names, stale_after_s)
@@ -62,7 +64,8 @@ class SyntheticSource:
         now = monotonic()
         self._elapsed_s += elapsed_s
         self._passing = self._random.choice(self._names)
-        observations = {name: self._one(name, now) for name in self._names}
+        done = [float(int(self._rates[name] * self._elapsed_s)) for name in self._names]
+        observations = {name: self._one(name, now, finished) for name, finished in zip(self._names, done, strict=True)}
         self._records = tuple(
             self._request(name, wall) for name in self._telling for _ in range(int(self._rates[name] * elapsed_s))
         )
@@ -76,9 +79,8 @@ class SyntheticSource:
         self._names = backends
         self._last.follow(backends, new, now)
 
-    def _one(self, name: str, now: float) -> BackendObservation:
+    def _one(self, name: str, now: float, done: float) -> BackendObservation:
         sick = name in self._sick or name == self._passing
-        done = float(int(self._rates[name] * self._elapsed_s))
         values = {
             f"{catalog.REQUESTS.name}{{ok}}": done,
             f"{catalog.REQUESTS.name}{{error}}": 0.0,
@@ -94,9 +96,10 @@ class SyntheticSource:
             catalog.CPU_USAGE.name: 0.3,
         }
         readings: dict[str, Reading[float]] = {key: present(value, now) for key, value in values.items()}
+        counted = np.floor(done * self._shares).tolist()  # whole requests, as engines count them
         histograms = {
-            metric: Histogram(_BOUNDS, array("d", [done * s for s in shape]), mean_s * done)
-            for metric, mean_s, shape in self._shapes
+            metric: Histogram(_BOUNDS, array("d", counts), mean_s * done)
+            for (metric, mean_s), counts in zip(MEANS_S.items(), counted, strict=True)
         }
         state = State.HUNG if sick else State.SERVING
         return BackendObservation(name, state, 0.0, None, readings, histograms, (_gpu(name, now),), (), _MODELS)

@@ -26,15 +26,30 @@ Json = Annotated[bool, typer.Option("--json", help="JSON is always printed; acce
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 
 
+Backends = Annotated[
+    list[str] | None,
+    typer.Option("--backends", metavar="N[,N…]", help="1 to 10,000, default 1000; of several, how the cost grows."),
+]
+DEFAULT_BACKENDS = "1000"
+
+
 @bench.command("tick")
 def bench_tick(
-    backends: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
+    backends: Backends = None,
     ticks: Annotated[int, typer.Option(min=3, max=10_000)] = 20,
     as_json: Json = False,
     seed: Seed = 1,
 ) -> None:
-    """Whole ticks over a synthetic fleet."""
-    typer.echo(json.dumps(_benchmarks().tick_bench(backends, ticks, seed)))
+    """Whole ticks over a synthetic fleet. Of one size its figures, of several `{"runs": [...], "growth_exponents": [...]}`."""
+    try:
+        from tailkeeper import bench_sizes
+    except ImportError as error:
+        need("watchdog", error)
+    try:
+        sizes = bench_sizes.sizes_in(backends or [DEFAULT_BACKENDS])
+    except ValueError as error:
+        fail(USAGE, f"--backends: {error}")
+    typer.echo(json.dumps(bench_sizes.ticks_of(sizes, ticks, seed)))
 
 
 @bench.command("p99")

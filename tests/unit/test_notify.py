@@ -183,6 +183,26 @@ async def test_what_was_never_told_is_not_ended() -> None:
     assert _names(post) == [("BackendHung", "b", False)]
 
 
+async def test_the_end_of_a_finding_is_owed_for_as_long_as_its_beginning_may_be_known_and_its_end_is_not() -> None:
+    told, never = finding(until_unix_s=1.7e9 + 60), finding(FindingKind.DOWN, "b", until_unix_s=1.7e9 + 60)
+    with _fake() as fake:
+        notifier = _notifier(fake.url)
+        assert notifier.owed([told, never]) == []
+        notifier.offer(alerts(finding()))
+        assert notifier.owed([told, never]) == [told], "it may be sent at any moment"
+        fake.stuck = answers = threading.Event()
+        async with _running(notifier):
+            await fake.after(1)
+            for _ in range(2):  # for as many ticks as the answer takes
+                assert notifier.owed([told, never]) == [told]
+                notifier.offer(alerts(*notifier.owed([told, never])))
+            answers.set()
+            over = (await fake.after(2))[1]
+            await _until(lambda: not notifier._told)
+            assert notifier.owed([told, never]) == []
+    assert [(a["labels"]["backend"], a["endsAt"]) for a in over] == [("a", "2023-11-14T22:14:20+00:00")]
+
+
 async def test_a_score_that_recovered_is_ended_though_no_finding_closes() -> None:
     with _fake() as fake:
         async with _running(_notifier(fake.url, wall=lambda: 1.7e9 + 30)) as notifier:

@@ -6,7 +6,8 @@ import json
 import stat
 import threading
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tailkeeper_watchdog.model import (
     TickRecord,
 )
 from tailkeeper_watchdog.reconcile import Executed, GatewayReport
+from tailkeeper_watchdog.records import batch, file
 from tailkeeper_watchdog.records.file import Recorder, previous, read
 from tailkeeper_watchdog.records.lines import FORMAT, Decoder, RecordedTick, RunStart
 from tailkeeper_watchdog.records.observations import difference, patched
@@ -149,6 +151,43 @@ def test_a_disk_that_does_not_keep_up_never_delays_the_loop(tmp_path: Path) -> N
     assert writing.lost >= 17
     disk.set()
     writing.close()
+
+
+@pytest.mark.parametrize(("backends", "waiting"), [(1, 8), (file.QUEUE_BACKENDS // 2, 2), (file.QUEUE_BACKENDS * 3, 1)])
+def test_of_large_fleets_fewer_ticks_wait_for_the_disk(tmp_path: Path, backends: int, waiting: int) -> None:
+    writing, taken, disk = recorder(tmp_path / "r"), threading.Event(), threading.Event()
+
+    def slowly(*_: object) -> None:
+        taken.set()
+        disk.wait(5)
+
+    writing._take = slowly  # type: ignore[method-assign,assignment]
+    record, inputs = tick(0)
+    snapshot = replace(record.situation.snapshot, backends=FLEET * backends)
+    record = replace(record, situation=replace(record.situation, snapshot=snapshot))
+    writing.offer(record, inputs)
+    assert taken.wait(5)
+    for _ in range(10):
+        writing.offer(record, inputs)
+    assert writing.lost == 10 - waiting
+    disk.set()
+    writing.close()
+
+
+LINE = {"s": {"a": {"v": [1.5, inf]}, "b": {}}, "l": [{"id": 1}, {"id": 2}], "e": None, "g": [], "m": {}, "t": 7, "ö": "ü\n"}
+
+
+@pytest.mark.parametrize("line", [{}, LINE, {"s": {str(n): {"v": n} for n in range(20_000)}}])
+def test_a_line_is_written_backend_by_backend_and_is_json(line: dict[str, Any]) -> None:
+    written = list(batch.pieces(line))
+    assert json.loads("".join(written)) == line
+    assert max(map(len, written)) < 100
+    one, whole = batch.Batch(), batch.Batch()
+    one.add(line)
+    for _ in range(2):
+        whole.add(line)
+    assert [json.loads(text) for text in zlib.decompress(whole.body(), 31).splitlines()] == [line, line]
+    assert (whole.lines, whole.chars) == (2, 2 * one.chars)
 
 
 def test_a_field_that_was_added_later_is_passed_over_and_one_that_is_missing_takes_its_default() -> None:

@@ -157,7 +157,7 @@ class Watchdog:
     def _tell(self, record: TickRecord) -> None:
         if self._notifier is not None:
             book = self.loop.memory.book
-            findings = (*book.open_findings, *lately_closed(book, record.time_unix_s))
+            findings = (*book.open_findings, *self._notifier.owed(lately_closed(book, record.time_unix_s)))
             fleet = self.loop.fleet
             context = Context.of(record, fleet.backends, self._leases, self._links, self._config.watchdog.alertmanager.labels)
             alerts = alerts_for(findings, context)

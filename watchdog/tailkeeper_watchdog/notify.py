@@ -24,7 +24,7 @@ from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
 from tailkeeper_watchdog.alerting import MAX_ALERTS, Alert
 from tailkeeper_watchdog.fleet import GONE
-from tailkeeper_watchdog.model import Severity
+from tailkeeper_watchdog.model import Finding, Severity
 
 log = structlog.get_logger("tailkeeper.notify")
 
@@ -79,12 +79,18 @@ class Notifier:
         self._ended_findings: dict[str, Alert] = {}
         self._names: frozenset[str] | None = None
         self._told: dict[Key, Alert] = {}
+        self._under_way: list[Alert] = []
         self._changed = asyncio.Event()
         self._offered: frozenset[Key] = frozenset()
         self._starts: dict[Key, str] = {}
         self._bad_since: dict[str, float] = {}
         self.failures = 0
         self.last_error: str | None = None
+
+    def owed(self, closed: Iterable[Finding]) -> list[Finding]:
+        """Those whose end Alertmanager is to be told, because it has their beginning or may get it now; of nearly all it has both."""
+        told = {alert["annotations"].get("finding") for alert in (*self._told.values(), *self._open.values(), *self._under_way)}
+        return [finding for finding in closed if finding.id in told]
 
     def offer(self, alerts: list[Alert], names: frozenset[str] | None = None) -> None:
         """Take the alerts of this tick, open and ended; wakes the sender only when an identity has changed.
@@ -139,11 +145,13 @@ class Notifier:
         if not firing and not over:
             self.failures = 0  # nothing is owed; whether Alertmanager answers shows at the next post
             return
+        self._under_way = firing
         error = await self._post([*firing, *over])
         self._note(error)
         if error is None:
             # What is still open but did not fit into this post stays known as told.
             self._told = {key: alert for key, alert in self._told.items() if key in self._open} | _by_key(firing)
+        self._under_way = []
 
     def _end_of(self, key: Key, told: Alert) -> Alert:
         """Under the labels that Alertmanager knows it by: with its score and its backend, its labels may be gone as well."""

@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from tailkeeper_watchdog.model import TickRecord
+from tailkeeper_watchdog.records.batch import Batch
 from tailkeeper_watchdog.records.lines import Decoder, Encoder, RecordedTick, RunStart
 from tailkeeper_watchdog.tick import TickInputs
 
@@ -29,6 +30,8 @@ log = structlog.get_logger("tailkeeper.watchdog")
 
 QUEUE_TICKS = 8
 """Ticks that may wait for the disk; each holds on to a whole fleet's observations."""
+QUEUE_BACKENDS = 20_000
+"""Of all fleets that wait together, at some 25 kB each: a tick of a large fleet waits alone."""
 BATCH_S = 15.0
 BATCH_CHARS = 1_000_000
 COMPLETE_EVERY_S = 600.0
@@ -37,7 +40,7 @@ CLOSE_WITHIN_S = 5.0
 MAX_LINE_CHARS = 256 * 1024 * 1024
 """A complete line of 10,000 backends has about 60 million characters; more is no record of ours."""
 _GZIP = 31
-"""Makes zlib write and read gzip's format."""
+"""Makes zlib read gzip's format."""
 _MEMBER = b"\x1f\x8b\x08" + bytes(5)
 """How each batch begins: gzip's header without a time of its own."""
 _READ_BYTES = 1 << 20
@@ -67,15 +70,17 @@ class Recorder:
         self.lost = 0
         """Ticks that were not kept, in all."""
         self._failing = False
-        self._batch: list[str] = []
-        self._batch_chars = 0
+        self._batch = Batch()
         self._batch_since = self._complete_since = clock()
         self._thread = threading.Thread(target=self._write_all, name="records", daemon=True)
         self._thread.start()
 
     def offer(self, record: TickRecord, inputs: TickInputs | None) -> None:
         """Keep this tick if there is room for it now."""
+        fleet = max(1, len(record.situation.snapshot.backends))
         try:
+            if self._queue.qsize() >= max(1, QUEUE_BACKENDS // fleet):
+                raise queue.Full
             self._queue.put_nowait((record, inputs, self._lost_since))
             self._lost_since = 0
         except queue.Full:
@@ -105,8 +110,8 @@ class Recorder:
                 self._take(*item)
             except Exception as error:  # the recorder's boundary: whatever fails here costs records and no tick
                 self._encoder.restart()
-                self._lose(1 + len(self._batch), f"{type(error).__name__}: {error}")
-                self._batch, self._batch_chars = [], 0
+                self._lose(1 + self._batch.lines, f"{type(error).__name__}: {error}")
+                self._batch = Batch()
             finally:
                 self._queue.task_done()
         with suppress(OSError):
@@ -118,31 +123,24 @@ class Recorder:
             self._encoder.restart()
             self._complete_since = now
         for line in self._encoder.lines(record, inputs, lost):
-            text = json.dumps(line, separators=(",", ":"))
-            self._batch.append(text)
-            self._batch_chars += len(text)
-        if now - self._batch_since >= BATCH_S or self._batch_chars >= BATCH_CHARS:
+            self._batch.add(line)
+        if now - self._batch_since >= BATCH_S or self._batch.chars >= BATCH_CHARS:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._batch:
+        if not self._batch.lines:
             return
-        body = _gzipped(("\n".join(self._batch) + "\n").encode())
+        body = self._batch.body()
         with open(self._path, "ab", opener=_private) as file:
             file.write(body)
             size = file.tell()
-        self._batch, self._batch_chars, self._batch_since = [], 0, self._clock()
+        self._batch, self._batch_since = Batch(), self._clock()
         if self._failing:
             self._failing = False
             log.info("ticks are recorded again", file=str(self._path), lost=self.lost)
         if size >= self._max_bytes // 2:
             os.replace(self._path, previous(self._path))
             self._encoder.restart()
-
-
-def _gzipped(text: bytes) -> bytes:
-    deflate = zlib.compressobj(wbits=_GZIP)
-    return deflate.compress(text) + deflate.flush()
 
 
 def _private(path: str, flags: int) -> int:
