@@ -109,8 +109,15 @@ def target(limit: float) -> Target:
     ],
 )
 def test_a_target_is_met_or_missed_by_its_figures_alone(limit: float, figures: dict[str, float], said: str) -> None:
-    results = {"bench_speed": {"command": "make bench ARGS=speed", "figures": figures}}
+    machine = {"cores": 2}
+    results = {"bench_speed": {"command": "make bench ARGS=speed", "figures": figures, "machine": machine, "load": 0.3}}
     assert " | ".join(target(limit).row(results)) == f"fast | {said} | `make bench ARGS=speed`"
+
+
+def test_a_target_that_was_missed_on_a_busy_machine_says_so() -> None:
+    document = {"command": "make bench", "figures": {"s": 3.0}, "machine": {"cores": 2}, "load": 9.0}
+    assert "the machine was busy (load 9 on 2 cores)" in target(1.0).row({"bench_speed": document})[2]
+    assert target(4.0).row({"bench_speed": document})[2] == "met"
 
 
 def test_every_target_and_every_benchmark_has_a_result_that_make_bench_writes() -> None:

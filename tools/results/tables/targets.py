@@ -1,6 +1,6 @@
 """Every target of speed that the project has set itself, what was measured, and where it is missed by how much and why.
 
-A target is met or not by its figures alone. ``cause`` is printed only where it is missed.
+A target is met or not by its figures alone. ``cause`` is printed only where it is missed, and on a busy machine that alone.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ class Target:
         value = None if figures is None else self.measure(figures)
         if document is None or figures is None or value is None:
             return (self.what, "not measured", "", f"`make bench ARGS={self.result.removeprefix('bench_')}`")
-        return (self.what, self.show(value) + self.beside(figures), self._verdict(value), f"`{document['command']}`")
+        return (self.what, self.show(value) + self.beside(figures), self._verdict(value, document), f"`{document['command']}`")
 
-    def _verdict(self, value: float) -> str:
+    def _verdict(self, value: float, document: Mapping[str, Any]) -> str:
         if value <= self.limit:
             return "met"
-        return f"**missed, {number(value / self.limit, 2)} times over**: {self.cause}"
+        load, cores = document.get("load", 0.0), document["machine"]["cores"]
+        cause = f"the machine was busy (load {load:.0f} on {cores} cores)" if load > cores else self.cause
+        return f"**missed, {number(value / self.limit, 2)} times over**: {cause}"
 
 
 def _of_tick(backends: int, part: str, key: str) -> Callable[[Figures], float | None]:
@@ -53,9 +55,10 @@ def _of_tick(backends: int, part: str, key: str) -> Callable[[Figures], float | 
     return measure
 
 
-def _p99_beside(backends: int) -> Callable[[Figures], str]:
+def _beside_p50(backends: int) -> Callable[[Figures], str]:
     p99 = _of_tick(backends, "tick_seconds", "p99")
-    return lambda figures: f", p99 {duration(p99(figures) or 0.0)}"
+    cpu = _of_tick(backends, "tick_cpu_seconds", "p50")
+    return lambda figures: f", p99 {duration(p99(figures) or 0.0)}; CPU {duration(cpu(figures) or 0.0)}"
 
 
 def _growth(figures: Figures) -> float | None:
@@ -76,7 +79,7 @@ def _tick(backends: int, limit_s: float) -> Target:
         _of_tick(backends, "tick_seconds", "p50"),
         lambda value: f"p50 {duration(value)}",
         "all that a tick does is Python and numpy; what is left is spread over scores, detectors, policies and the ledger",
-        _p99_beside(backends),
+        _beside_p50(backends),
     )
 
 
@@ -184,7 +187,7 @@ TARGETS = (
         "bench_loop",
         lambda figures: float(loop_runs(figures)[0]["fault_to_weight_seconds"]["p99"]),
         duration,
-        "the machine was busy",
+        "a write to the gateway and its reading back wait for the ledger's disk",
     ),
     Target(
         "a broken promise of the first token is answered by shedding within 800 ms, p99 (tick 0.5 s)",
@@ -192,7 +195,7 @@ TARGETS = (
         "bench_loop",
         lambda figures: float(loop_runs(figures)[0]["shedding"]["broken_page_to_level_seconds"]["p99"]),
         duration,
-        "the machine was busy",
+        "a write to the gateway and its reading back wait for the ledger's disk",
     ),
 )
 
