@@ -8,7 +8,7 @@ HARNESS := tools/board_harness
 PAGE := $(HARNESS)/dist/main.js
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate board-harness boards fuzz soak compose-check bench scale release-check clean
+.PHONY: help demo test unit check generate board-harness boards fuzz soak soak-day chaos compose-check bench scale release-check clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -63,6 +63,12 @@ fuzz: $(READY) ## A minute of mutated metrics pages: no crash, no hang, no growt
 
 soak: $(READY) ## Ten thousand scrapes of an exporter over ten backends: small and flat? Nine minutes.
 	@$(BIN)/python tools/soak_exporter.py $(ARGS)
+
+soak-day: $(READY) ## 24 simulated hours of a fleet with thousands of faults, and what is promised asked at every tick. Five to fifteen minutes.
+	@$(BIN)/python -m tests.soak.day $(ARGS)
+
+chaos: $(READY) ## An hour of random faults on the real programs, and whether what is promised holds; ARGS='--minutes 5' for less.
+	@$(BIN)/python -m tools.chaos $(ARGS)
 
 compose-check: ## Bring up docker-compose.yml, break a backend, see the alert and the weight, take it down.
 	@bash tools/compose-check.sh

@@ -1,4 +1,4 @@
-"""What the gateway's own checks have taken out is taken out by us only within the cap: we would keep it out when they let it in."""
+"""What the gateway's own checks have out is drained by us only within the cap: we would keep it out when they let it in."""
 
 from __future__ import annotations
 

@@ -50,7 +50,11 @@ async def live(day: DayWorld, befalls: Befalls, hours: float) -> list[int]:
             memory.append(rss_bytes())
             if len(memory) % 6 == 0:
                 words = f"{day.day_s / HOUR_S:5.1f} h: {memory[-1] / 1e6:.0f} MB, {sum(befalls.begun.values())} faults"
-                print(f"{words}, {day.counts['changes']} changes, {day.counts['violations']} violations", file=sys.stderr, flush=True)
+                print(
+                    f"{words}, {day.counts['changes']} changes, {day.counts['violations']} violations",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if day.day_s >= person_s:
             person_s += OPERATOR_S
             await release_quarantined(day)

@@ -68,7 +68,9 @@ class Befalls:
 def _well(day: DayWorld, rng: random.Random) -> str | None:
     """A backend of the fleet that nothing befalls now."""
     names = [b.name for b in day.backends if day.sick[b.name].state is State.SERVING and not day.sick[b.name].silent]
-    names = [n for n in names if day.sick[n].ttft_s < 1 and not day.sick[n].errors_per_tick and not day.sick[n].preemptions_per_tick]
+    names = [
+        n for n in names if day.sick[n].ttft_s < 1 and not day.sick[n].errors_per_tick and not day.sick[n].preemptions_per_tick
+    ]
     return rng.choice(names) if names else None
 
 
@@ -136,6 +138,20 @@ def _gateway_loses(day: DayWorld, rng: random.Random) -> End | None:
         day.checked.loses = False
 
     return end
+
+
+def _gateway_late(day: DayWorld, rng: random.Random) -> End | None:
+    day.checked.late = True
+
+    def end() -> None:
+        day.checked.late = False
+
+    return end
+
+
+def _watchdog_stands_still(day: DayWorld, rng: random.Random) -> End | None:
+    day.clock.now += rng.uniform(2.0, 90.0)
+    return lambda: None
 
 
 def _gateway_anew(day: DayWorld, rng: random.Random) -> End | None:
@@ -234,10 +250,12 @@ KINDS = (
     Kind("all pages lost", 3, (4, 60), _pages_gone),
     Kind("gateway fails", 5, (2, 60), _gateway_fails),
     Kind("gateway loses writes", 3, (2, 40), _gateway_loses),
+    Kind("gateway does writes late", 4, (2, 60), _gateway_late),
     Kind("gateway reloaded", 3, (1, 2), _gateway_anew),
     Kind("disk full", 4, (2, 60), _disk_full),
     Kind("clock step", 4, (4, 300), _clock),
     Kind("watchdog killed and started", 6, (1, 2), _watchdog_anew),
+    Kind("watchdog stands still", 4, (1, 2), _watchdog_stands_still),
     Kind("somebody changes a weight", 3, (20, 300), _foreign_hand),
     Kind("paused by a person", 1, (10, 120), _paused),
     Kind("deploy of a backend, held", 4, (20, 90), _deploy),

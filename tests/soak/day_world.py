@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 from tailkeeper_demo.trace import load_trace
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind, ServerState
+from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
 from tailkeeper_watchdog.collect.base import Collected
 from tailkeeper_watchdog.guards import cap_of
 from tailkeeper_watchdog.ledger import LedgerError
@@ -32,6 +31,10 @@ DAY_S = 86_400.0
 NAMES = tuple(f"b{number:02}" for number in range(12))
 LEASE_MARGIN_S = 40.0
 """Of time in which a lease could be ended: the longest back-off after failed writes is 30 s, and some ticks."""
+LATEST_S = 9.0
+"""A write that comes later than 10 s after its call is a foreign hand's (docs/architecture.md)."""
+PUBLISHED = USAGE.partition("=")[0]
+"""What is only published of a backend that is well is a lease too, and not waited for."""
 MAX_TOLD = 50
 
 
@@ -43,18 +46,34 @@ class CheckedGateway(FakeGateway):
         self._day = day
         self.loses = False
         """Writes are answered with yes and not done."""
+        self.late = False
+        """Writes are not answered, and done some seconds later."""
+        self._to_do: list[tuple[float, str, Mapping[Knob, KnobValue]]] = []
 
-    async def read(self, servers: tuple[str, ...], deadline_s: float) -> Mapping[str, ServerState]:
-        return await super().read(servers, deadline_s)
+    @property
+    def is_honest(self) -> bool:
+        """Whether what it is told is done, at once."""
+        return self.fails is None and not self.loses and not self.late and not self._to_do
+
+    def do_what_is_due(self) -> None:
+        now = self._day.clock.now
+        for due in sorted((one for one in self._to_do if one[0] <= now), key=lambda one: one[0]):
+            self._to_do.remove(due)
+            if due[1] in self.values:
+                self.values[due[1]].update(due[2])
 
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
         for knob, value in values.items():
             self._day.before_write(server, knob, value)
+        if self.late and server in self.values and self.fails is None:
+            self._to_do.append((self._day.clock.now + self._day.rng.uniform(0.0, LATEST_S), server, dict(values)))
+            raise ActuatorError(ErrorKind.TIMEOUT, self.name, server, "no answer")
         self.lies = self.loses
         await super().write(server, values, deadline_s)
 
     def begin_anew(self) -> None:
-        """As after a reload of its configuration: every server as configured."""
+        """As after a reload of its configuration: every server as configured, and what was under way is lost."""
+        self._to_do.clear()
         for server in self.values:
             self.values[server] = dict(self.normal)
 
@@ -120,7 +139,7 @@ class DayWorld(FullWorld):
         self._run_sql, self.ledger._run = self.ledger._run, self._maybe_full  # type: ignore[method-assign]
         self._last_tick = 0
 
-    def _maybe_full(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    def _maybe_full(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if self.ledger_fails and not sql.startswith(("SELECT", "PRAGMA", "BEGIN")):
             self.ledger_failed = True
             raise LedgerError("database or disk is full")
@@ -137,6 +156,7 @@ class DayWorld(FullWorld):
         """Two seconds of it."""
         self.clock.now += TICK_S
         self._carry_on()
+        self.checked.do_what_is_due()
         self.ledger_failed = False
         record = await self.loop.tick()
         self.loop.parts.rest()
@@ -162,10 +182,9 @@ class DayWorld(FullWorld):
 
     def before_write(self, server: str, knob: Knob, value: KnobValue) -> None:
         self.counts["changes"] += 1
-        for lease in self.ledger.leases():
-            if lease.target.server == server and lease.knob is knob:
-                if written(knob, value, lease.written) or same(knob, value, lease.prior):
-                    return
+        here = [lease for lease in self.ledger.leases() if (lease.target.server, lease.knob) == (server, knob)]
+        if any(written(knob, value, lease.written) or same(knob, value, lease.prior) for lease in here):
+            return
         self.say(f"{server} {knob.value} is set to {value!r}, and no lease says so")
 
     def _look(self, record: TickRecord) -> None:
@@ -191,7 +210,9 @@ class DayWorld(FullWorld):
         out = {name for name in self.out() if name in names}
         self.most_out = max(self.most_out, len(out))
         if len(out) > cap_of(len(names), GUARDS) and out - self._out_before:
-            self.say(f"{len(out)} of {len(names)} are out: {', '.join(sorted(out))}; new: {', '.join(sorted(out - self._out_before))}")
+            self.say(
+                f"{len(out)} of {len(names)} are out: {', '.join(sorted(out))}; new: {', '.join(sorted(out - self._out_before))}"
+            )
         if len(out) == len(names):
             self.say("nobody is left")
         self._out_before = out
@@ -210,7 +231,7 @@ class DayWorld(FullWorld):
 
     def _look_at_ends(self, leases: tuple[Lease, ...]) -> None:
         """A lease that is not renewed ends; only time counts in which the gateway answers and does what it says."""
-        able = self.gateway.fails is None and not self.checked.loses
+        able = self.checked.is_honest
         seen = {}
         for lease in leases:
             before, waited = self._waited.get(lease.id, (lease, 0.0))
@@ -229,14 +250,21 @@ class DayWorld(FullWorld):
             score = situation.scores.get(name)
             if score is not None and score.hscore is not None:
                 self.say(f"{name} is unknown and has a score of {score.hscore}")
-            if any(name == wish.backend and wish.knob is Knob.ADMISSION and wish.value == DRAIN and wish.evidence_age_s is None
-                   for wish in record.desired):
+            if any(
+                name == wish.backend and wish.knob is Knob.ADMISSION and wish.value == DRAIN and wish.evidence_age_s is None
+                for wish in record.desired
+            ):
                 self.say(f"{name} is unknown and somebody wants it out without evidence")
 
     def leftovers(self) -> list[str]:
         """What is not as before, in words; what is only published is."""
-        left = [f"{server} has {knob.value} {value!r}" for (server, knob), value in self.differs().items()]
-        return left + [f"a lease is left: {lease}" for lease in self.ledger.leases() if lease.written != USAGE]
+        differs = {key: value for key, value in self.differs().items() if not _is_published(value)}
+        left = [f"{server} has {knob.value} {value!r}" for (server, knob), value in differs.items()]
+        return left + [f"a lease is left: {lease}" for lease in self.ledger.leases() if not _is_published(lease.written)]
+
+
+def _is_published(value: KnobValue) -> bool:
+    return str(value).startswith(PUBLISHED)
 
 
 def heal(sick: Sick) -> None:

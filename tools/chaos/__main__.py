@@ -1,6 +1,6 @@
 """Faults at random for an hour, on the real programs, and an eye that looks whether what is promised holds throughout.
 
-    python -m tools.chaos [--minutes 60] [--every-s 20] [--seed 1] [--rate 8] [--out DIR] [--keep DIR]
+    python -m tools.chaos [--minutes 60] [--every-s 20] [--seed 1] [--rate 8] [--scale 1] [--out DIR] [--keep DIR]
 
 Prints each fault and each violation as it comes, then the figures as JSON. With ``--out`` they are written as chaos.json too.
 Exit 1 where anything was violated, or the town was not as before at the end. Linux; root for the disk that is filled.
@@ -23,9 +23,11 @@ from tools.chaos.report import Run, figures, written
 from tools.chaos.settling import settle
 from tools.chaos.town import Town, build
 
-CALM_S = 15.0
+CALM_S = 10.0
 """Before the first fault: everything has been read a few times by then."""
 STEP_S = 0.05
+KILLS_SHARE = 0.5
+"""Of the run; after it our own processes are stopped and starved, and killed no more."""
 
 
 def rampage(town: Town, faults: Faults, eye: Eye, seconds: float, every_s: float) -> None:
@@ -52,8 +54,8 @@ def check(town: Town, eye: Eye) -> None:
             program.start()
 
 
-def chaos(folder: Path, minutes: float, every_s: float, seed: int, rate: float) -> Run:
-    """The whole run. Raises RuntimeError where something cannot be started."""
+def chaos(folder: Path, minutes: float, every_s: float, seed: int, rate: float, scale: float = 1.0) -> Run:
+    """The whole run; ``scale`` shortens every fault. Raises RuntimeError where something cannot be started."""
     with receiving() as receiver:
         town = build(folder, receiver.url, seed, rate)
         gpus = Gpus(folder, town.names, seed)
@@ -61,7 +63,7 @@ def chaos(folder: Path, minutes: float, every_s: float, seed: int, rate: float) 
         try:
             town.start()
             began = time.monotonic()
-            faults = Faults(town, gpus, random.Random(seed), began)
+            faults = Faults(town, gpus, random.Random(seed), began, CALM_S + KILLS_SHARE * 60.0 * minutes, scale)
             eye = Eye(town, faults)
             eye.start()
             time.sleep(CALM_S)
@@ -82,6 +84,7 @@ def main() -> int:
     parser.add_argument("--every-s", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
+    parser.add_argument("--scale", type=float, default=1.0, help="of how long faults last")
     parser.add_argument("--out", type=Path, default=None, help="folder for chaos.json")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the run's files, which are kept")
     given = parser.parse_args()
@@ -89,7 +92,7 @@ def main() -> int:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            run = chaos(folder, given.minutes, given.every_s, given.seed, given.rate)
+            run = chaos(folder, given.minutes, given.every_s, given.seed, given.rate, given.scale)
         except RuntimeError as error:
             print(f"chaos cannot begin: {error}", file=sys.stderr)
             return 1

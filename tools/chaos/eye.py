@@ -12,10 +12,9 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -189,8 +188,12 @@ class Eye:
             names = self.town.names[:half] if number == 1 else self.town.names[half:]
             self._healthz(f"exporter-{number}", url)
             self._exporter_page(f"exporter-{number}", url, names)
-        self._watchdog_page("watchdog", self.town.at.watchdog, TICK_S, ("watchdog", "state", "haproxy", "exporter-1", "exporter-2"))
-        self._watchdog_page("shadow", self.town.at.shadow, SHADOW_TICK_S, ("shadow", "prometheus", "haproxy", "exporter-1", "exporter-2"))
+        self._watchdog_page(
+            "watchdog", self.town.at.watchdog, TICK_S, ("watchdog", "state", "haproxy", "exporter-1", "exporter-2")
+        )
+        self._watchdog_page(
+            "shadow", self.town.at.shadow, SHADOW_TICK_S, ("shadow", "prometheus", "haproxy", "exporter-1", "exporter-2")
+        )
         self._scores()
 
     def _get(self, url: str) -> httpx.Response | None:
@@ -249,7 +252,10 @@ class Eye:
         self.counts[f"pages of the {name} read"] += 1
         for words in self._zeros(name).look(series(answer.text), {}):
             self.wrong("no unknown as zero", f"{name}: {words}")
-        ticks, missed = plain(answer.text, "tailkeeper_tick_duration_seconds_count"), plain(answer.text, "tailkeeper_ticks_missed_total")
+        ticks, missed = (
+            plain(answer.text, "tailkeeper_tick_duration_seconds_count"),
+            plain(answer.text, "tailkeeper_ticks_missed_total"),
+        )
         if ticks is None or missed is None:
             self.wrong("no tick is lost without a record", f"{name}: its page has no counts of ticks")
             return

@@ -18,6 +18,7 @@ from tools.chaos.town import Town, write
 
 ENGINE_FAULTS = ("hang", "slow", "errors", "oom", "restart", "throttle", "flap")
 PAUSE_S = (1.0, 15.0)
+OUR_DEATHS = frozenset({"watchdog: killed", "exporter: killed"})
 FULL_MARGIN_BYTES = 4096
 MAX_CLOCK_STEP_S = 3_600
 
@@ -39,7 +40,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How often it comes beside the others, whom it can meet, how long it lasts, how it begins (gives its end) and in which words."""
+    """How often it comes beside the others, whom it can meet, how long it lasts; ``begin`` gives its words and its end."""
 
     name: str
     often: float
@@ -56,6 +57,10 @@ class Faults:
     gpus: Gpus
     rng: random.Random
     began: float
+    spared_after_s: float = float("inf")
+    """From then on nobody of ours is killed any more, so that lives are long enough to see whether they grow."""
+    scale: float = 1.0
+    """Of how long faults last."""
     log: list[Fault] = field(default_factory=list)
     _going_on: list[tuple[Fault, Callable[[], None]]] = field(default_factory=list)
     _spoils: dict[str, str] = field(default_factory=dict)
@@ -76,15 +81,16 @@ class Faults:
     def begin_one(self) -> Fault | None:
         """Choose one whose target is under no fault of the same family, and begin it."""
         busy = {_family(fault.kind, fault.target) for fault in self.now}
+        kinds = [kind for kind in self.kinds if self.now_s < self.spared_after_s or kind.name not in OUR_DEATHS]
         for _ in range(20):
-            kind = self.rng.choices(self.kinds, [k.often for k in self.kinds])[0]
+            kind = self.rng.choices(kinds, [k.often for k in kinds])[0]
             target = self.rng.choice(kind.targets)
             if _family(kind.name, target) not in busy:
                 return self.begin(kind, target)
         return None
 
     def begin(self, kind: Kind, target: str, lasts_s: float | None = None) -> Fault:
-        lasts_s = self.rng.uniform(*kind.lasts_s) if lasts_s is None else lasts_s
+        lasts_s = self.scale * self.rng.uniform(*kind.lasts_s) if lasts_s is None else lasts_s
         at_s = self.now_s
         detail, end = kind.begin(target, lasts_s)
         fault = Fault(kind.name, target, detail, at_s, at_s + lasts_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from tools.chaos.haproxy_eye import Server
@@ -18,7 +18,7 @@ from tools.chaos.ledger_eye import Book, LeaseRow
 MAX_FRACTION = 0.3
 LEASE_MARGIN_S = 15.0
 """Beside the lease's own length, of time in which it could be ended: half a lease for the renewal that came just before the last
-wish went, a back-off that a failed write has left (up to 30 s of it are spent while nothing can be written), and a few ticks."""
+wish went, and what is left of a back-off after failed writes (30 s at most, most of it while nothing can be written)."""
 
 
 def cap_of(size: int) -> int:
@@ -37,7 +37,7 @@ def beyond_cap(servers: Mapping[str, Server]) -> list[str]:
 
 
 def uncovered(servers: Mapping[str, Server], before: Book, after: Book, backend: str) -> list[str]:
-    """Every server that is not as configured has a lease that says so, in the ledger as it was before or after HAProxy was read."""
+    """Every server that is not as configured has a lease that says so, in the ledger before or after HAProxy was read."""
     wrong = []
     for name, server in servers.items():
         here = f"{backend}/{name}"
@@ -66,7 +66,7 @@ def _same(knob: str, a: Any, b: Any) -> bool:
 
 @dataclass
 class Leases:
-    """A lease that nobody renews ends by its expiry. What counts is time in which it could: the watchdog runs, HAProxy answers and
+    """A lease that nobody renews ends by its expiry. Only time counts in which it can end: the watchdog runs, HAProxy answers and
     the disk takes writes. By our own clock, because the watchdog's is stepped."""
 
     lease_s: float
@@ -240,5 +240,6 @@ def growth(life: Sequence[Usage], least_s: float = LEAST_LIFE_S) -> Growth | Non
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
     """Least squares."""
-    x0, y0 = (sum(values) / len(points) for values in zip(*points, strict=True))
-    return sum((x - x0) * (y - y0) for x, y in points) / (sum((x - x0) ** 2 for x, _ in points) or 1.0)
+    x0, y0 = fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = sum((x - x0) ** 2 for x, _ in points)
+    return sum((x - x0) * (y - y0) for x, y in points) / (spread or 1.0)

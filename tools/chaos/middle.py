@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import random
 import sqlite3
@@ -66,29 +67,40 @@ class Middle:
         self._spoils: dict[str, Spoil] = {}
         self._gate: asyncio.Server | None = None
         self._random = random.Random(1)
-        self._events = Path(told.events).open("a", buffering=1)
+        self._seen = -1
 
     async def run(self) -> None:
         for engine, (port, upstream) in self._told.pages.items():
-            await asyncio.start_server(lambda r, w, e=engine, u=upstream: self._page(e, u, r, w), "127.0.0.1", port)
-        seen = -1
+            await asyncio.start_server(functools.partial(self._page, engine, upstream), "127.0.0.1", port)
         while True:
-            with contextlib.suppress(OSError, ValueError):
-                stamp = Path(self._told.control).stat().st_mtime_ns
-                if stamp != seen:
-                    await self._obey(json.loads(Path(self._told.control).read_text()))
-                    seen = stamp
+            wanted = self._news()
+            if wanted is not None:
+                await self._obey(wanted)
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _news(self) -> Mapping[str, Any] | None:
+        """What ``control`` says, where it has changed."""
+        control = Path(self._told.control)
+        with contextlib.suppress(OSError, ValueError):
+            stamp = control.stat().st_mtime_ns
+            if stamp != self._seen:
+                document: dict[str, Any] = json.loads(control.read_text())
+                self._seen = stamp
+                return document
+        return None
 
     async def _obey(self, wanted: Mapping[str, Any]) -> None:
         self._spoils = {engine: Spoil(spoil) for engine, spoil in wanted["spoils"].items()}
         if wanted["gate"] and self._gate is None:
-            Path(self._told.gate).unlink(missing_ok=True)
+            self._remove_gate()
             self._gate = await asyncio.start_unix_server(self._command, self._told.gate)
         elif not wanted["gate"] and self._gate is not None:
             self._gate.close()
             self._gate = None
-            Path(self._told.gate).unlink(missing_ok=True)
+            self._remove_gate()
+
+    def _remove_gate(self) -> None:
+        Path(self._told.gate).unlink(missing_ok=True)
 
     # Pages
 
@@ -161,7 +173,8 @@ class Middle:
             event["covered"], event["leases"] = covered(words, read_open(self._told.ledger))
         except (sqlite3.Error, ValueError) as error:
             event["covered"], event["error"] = None, str(error)
-        self._events.write(json.dumps(event) + "\n")
+        with Path(self._told.events).open("a") as events:
+            events.write(json.dumps(event) + "\n")
 
 
 def covered(words: list[str], leases: tuple[LeaseRow, ...], units: int = 100) -> tuple[bool, list[str]]:
@@ -205,8 +218,8 @@ def rubbish(rng: random.Random) -> bytes:
     kinds = (
         lambda: rng.randbytes(20_000),
         lambda: b"<html><body>502 Bad Gateway</body></html>",
-        lambda: b"vllm:num_requests_running{model_name=\"m\"} NaN\nvllm:num_requests_waiting{model_name=\"m\"} \n",
-        lambda: b"vllm:num_requests_running{model_name=\"m\" 3\nvllm:kv_cache_usage_perc{} -1e999\n" * 50,
+        lambda: b'vllm:num_requests_running{model_name="m"} NaN\nvllm:num_requests_waiting{model_name="m"} \n',
+        lambda: b'vllm:num_requests_running{model_name="m" 3\nvllm:kv_cache_usage_perc{} -1e999\n' * 50,
         lambda: b"{" * 5_000,
         lambda: b"\x00" * 1_000 + b"\n" + b"a" * 70_000,
     )

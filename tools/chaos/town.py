@@ -79,7 +79,7 @@ class Addresses:
 
 @dataclass
 class Town:
-    """``programs`` by name, in the order of their start. ``left_out`` are kinds of faults that this machine cannot do, and why."""
+    """``programs`` by name, in the order of their start. ``left_out`` are faults that this machine cannot do, and why."""
 
     folder: Path
     names: tuple[str, ...]
@@ -114,7 +114,7 @@ class Town:
             for left in (f"faketime_shm_{life.pid}", f"sem.faketime_sem_{life.pid}"):  # by one that was killed
                 Path("/dev/shm", left).unlink(missing_ok=True)
         if os.path.ismount(self.state):
-            subprocess.run(["umount", "--lazy", str(self.state)], check=False)  # noqa: S603, S607
+            subprocess.run(["umount", "--lazy", str(self.state)], check=False)
         return codes
 
     def answers(self, url: str) -> bool:
@@ -173,7 +173,7 @@ def _mount(town: Town) -> None:
     """A small disk of its own for the watchdog's state, so that it can be filled."""
     town.state.mkdir()
     size = ["-o", f"size={STATE_BYTES}"]
-    done = subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(town.state)], capture_output=True, text=True)  # noqa: S603, S607
+    done = subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(town.state)], capture_output=True, text=True)
     if done.returncode != 0:
         town.left_out["disk full"] = f"a tmpfs cannot be mounted here: {done.stderr.strip()}"
 
@@ -297,6 +297,7 @@ def _programs(town: Town, ports: Mapping[str, int], seed: int, rate: float) -> l
     python = [sys.executable, "-m"]
     ours = [*python, "tailkeeper.cli"]
     mine = str(folder / "tailkeeper.yaml")
+    files = ["--seed", str(seed), "--stats-file", str(folder / "load.json")]
     halves = (town.names[:FIRST_EXPORTER], town.names[FIRST_EXPORTER:])
     prometheus = ["--web.listen-address", at.prometheus.removeprefix("http://"), "--storage.tsdb.path", str(folder / "tsdb")]
     alertmanager = ["--web.listen-address", at.alertmanager.removeprefix("http://"), "--storage.path", str(folder / "am")]
@@ -334,8 +335,7 @@ def _programs(town: Town, ports: Mapping[str, int], seed: int, rate: float) -> l
         one("shadow", [*ours, "watchdog", "-c", str(folder / "shadow.yaml")], f"{at.shadow}/livez"),
         one(
             "load",
-            [*python, "tailkeeper_demo.load", "--target", at.front, "--rate", f"{rate:g}", "--timeout", "8"]
-            + ["--seed", str(seed), "--stats-file", str(folder / "load.json")],
+            [*python, "tailkeeper_demo.load", "--target", at.front, "--rate", f"{rate:g}", "--timeout", "8", *files],
             str(folder / "load.json"),
             ours=False,
         ),
