@@ -8,7 +8,7 @@ HARNESS := tools/board_harness
 PAGE := $(HARNESS)/dist/main.js
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate board-harness boards fuzz soak soak-day chaos compose-check bench scale release-check clean
+.PHONY: help demo test unit check generate board-harness boards fuzz soak soak-day chaos compose-check bench scale release-check clean schemathesis
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ boards: $(READY) $(PAGE) ## Pictures of all boards from the demo under faults, i
 
 fuzz: $(READY) ## A minute of mutated metrics pages: no crash, no hang, no growth.
 	@$(BIN)/python -m tests.fuzz.fuzz_pages --seconds 60 $(ARGS)
+
+schemathesis: $(READY) ## All that both servers say of themselves, asked by Schemathesis with 100 examples a path. Four minutes.
+	@SCHEMATHESIS_EXAMPLES=100 $(BIN)/python -m pytest tests/contract/test_openapi.py $(ARGS)
 
 soak: $(READY) ## Ten thousand scrapes of an exporter over ten backends: small and flat? Nine minutes.
 	@$(BIN)/python tools/soak_exporter.py $(ARGS)

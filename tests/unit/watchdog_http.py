@@ -29,7 +29,7 @@ BASE = "http://127.0.0.1:8088"
 
 def gated(world: World, token: str | None = None, durations: TickDurations | None = None, live: Live | None = None) -> Gate:
     """The application over ``world``, as the watchdog serves it."""
-    return Gate(application(world, durations, live=live), token)
+    return Gate(application(world, durations, live=live, has_token=token is not None), token)
 
 
 def insights_of(world: World) -> Insights:
@@ -44,12 +44,15 @@ def application(
     insights: Insights | None = None,
     live: Live | None = None,
     part: Part | None = None,
+    *,
+    has_token: bool = False,
 ) -> FastAPI:
     """The same without the gate."""
     modes: Mapping[str, Mode] = {name: setting.mode for name, setting in world.loop.parts.rules.policies.items()}
     decisions, told = world.loop.parts.decisions, insights or insights_of(world)
     durations = durations or TickDurations()
-    return build_api(world.loop, world.ledger, decisions, world.switches, durations, modes, TICK_S, told, live=live, part=part)
+    parts = (world.loop, world.ledger, decisions, world.switches)
+    return build_api(*parts, durations, modes, TICK_S, told, live=live, part=part, has_token=has_token)
 
 
 @dataclass

@@ -142,7 +142,7 @@ class Watchdog:
         sent = None if self.telemetry is None else self.telemetry.counts
         self._live = Live()
         own = (self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
-        api = build_api(self.loop, *own, sent, self.announcers, self._live, part)
+        api = build_api(self.loop, *own, sent, self.announcers, self._live, part, has_token=token is not None)
         self._api = api
         self.asgi = Gate(api, token)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
+from fastapi import Body, Depends, FastAPI, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
@@ -17,11 +17,12 @@ from tailkeeper_exporter.otlp.counts import Counts
 from tailkeeper_watchdog import kube_announcer
 from tailkeeper_watchdog.api import capacity, documents, forecast, in_force, shard, slo
 from tailkeeper_watchdog.api.console import add_console
-from tailkeeper_watchdog.api.errors import DOCUMENTED, Strict, add_handlers, no_backend
+from tailkeeper_watchdog.api.described import describe
+from tailkeeper_watchdog.api.errors import NO_NUL, Strict, add_handlers, given_once, no_backend
 from tailkeeper_watchdog.api.hscorer import add_weights
 from tailkeeper_watchdog.api.live import Event, Live, Stream, event
 from tailkeeper_watchdog.api.page import Series, TickDurations, WatchdogCollector, render
-from tailkeeper_watchdog.api.received import Received
+from tailkeeper_watchdog.api.received import WEBHOOK, Received
 from tailkeeper_watchdog.api.strict import StrictJson
 from tailkeeper_watchdog.api.trends import Trends
 from tailkeeper_watchdog.decision_log import DecisionLog
@@ -40,7 +41,10 @@ READY_TICKS = 3
 """Not ready after this many tick times without a good tick."""
 NAME_LIMIT_CHARS = 128
 
-BackendName = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT_CHARS)]
+BackendName = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT_CHARS, pattern=NO_NUL)]
+
+
+ONCE = [Depends(given_once)]
 
 
 class FindingsQuery(Strict):
@@ -56,7 +60,7 @@ class DecisionsQuery(Strict):
 
 
 class HoldRequest(Strict):
-    reason: Annotated[str, Field(min_length=1, max_length=300)]
+    reason: Annotated[str, Field(min_length=1, max_length=300, pattern=NO_NUL)]
     for_s: Annotated[float, Field(gt=0, le=MAX_HOLD_S)]
 
 
@@ -145,9 +149,12 @@ def build_api(
     announcers: Sequence[kube_announcer.KubeAnnouncer] = (),
     live: Live | None = None,
     part: shard.Part | None = None,
+    *,
+    has_token: bool = False,
 ) -> FastAPI:
-    """The application, without the gate in front of it (``security.Gate``). ``telemetry`` and ``announcers`` know what became
-    of what we send; ``live`` are the streams, for who wants to end them; ``part`` says which shard this is, if it is one."""
+    """The application, without the gate in front of it (``security.Gate``), which ``has_token`` or not. ``telemetry`` and
+    ``announcers`` know what became of what we send; ``live`` are the streams, for who wants to end them; ``part`` says which
+    shard this is, if it is one."""
     trends, live, sent = Trends(), live or Live(), telemetry or Counts()
     watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers, part)
     # A redirect to the path without its slash would go to whatever host the request names.
@@ -157,7 +164,6 @@ def build_api(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=DOCUMENTED,
         lifespan=_beside(lambda: trends.follow(lambda: loop.latest), lambda: live.follow(lambda: loop.latest, watched.picture)),
     )
     add_handlers(api)
@@ -171,6 +177,7 @@ def build_api(
     add_weights(api, loop.parts.weighing)
     _add_alerts(api, Received(), loop.parts.wall)
     add_console(api)
+    describe(api, has_token=has_token)
     return api
 
 
@@ -196,14 +203,14 @@ def _add_reads(api: FastAPI, watched: Watched) -> None:
         view = watched.view()
         return await run_in_threadpool(lambda: StrictJson(documents.fleet(view)))
 
-    @api.get("/api/v1/findings")
+    @api.get("/api/v1/findings", dependencies=ONCE)
     async def findings(query: Annotated[FindingsQuery, Query()]) -> Response:
         book = watched.loop.memory.book
         rows = (*(() if query.open is False else book.open_findings), *(() if query.open else book.closed))
         newest_first = sorted(rows, key=lambda f: -f.since_unix_s)
         return StrictJson([documents.finding(f) for f in newest_first])
 
-    @api.get("/api/v1/decisions")
+    @api.get("/api/v1/decisions", dependencies=ONCE)
     async def decided(query: Annotated[DecisionsQuery, Query()]) -> Response:
         rows = watched.ledger.decisions(query.backend, query.since, query.limit)
         if not rows and query.backend is not None and not watched.ledger.decisions(query.backend, limit=1):
@@ -231,7 +238,7 @@ def _add_trends(api: FastAPI, trends: Trends) -> None:
 
 
 def _add_stream(api: FastAPI, live: Live, wall: Callable[[], float]) -> None:
-    @api.get("/api/v1/stream", response_class=Response, responses={200: {"content": {Stream.media_type: {}}}})
+    @api.get("/api/v1/stream")
     async def stream() -> Response:
         return Stream(live, wall)
 
@@ -355,7 +362,7 @@ def _add_holds(api: FastAPI, watched: Watched) -> None:
 
 
 def _add_alerts(api: FastAPI, received: Received, wall: Callable[[], float]) -> None:
-    @api.post("/api/v1/alerts")
+    @api.post("/api/v1/alerts", openapi_extra=WEBHOOK)
     async def take(document: Annotated[dict[str, Any], Body()]) -> Response:
         taken = received.take(document, wall())
         return StrictJson({"taken": taken.taken, "refused": taken.refused})

@@ -9,7 +9,9 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, model_validator
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from tailkeeper_watchdog.api.received import NotAWebhookError
 from tailkeeper_watchdog.api.strict import StrictJson
@@ -19,16 +21,10 @@ from tailkeeper_watchdog.ledger import LedgerError
 MAX_ERRORS = 20
 MAX_NAMES = 20
 """Names of backends in a message: a fleet of 2,000 would drown it."""
-
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    401: {"description": "Changing calls: the bearer token is missing or wrong"},
-    403: {"description": "Changing calls: called by a page of another site"},
-    404: {"description": "No such backend; the answer names those there are"},
-    411: {"description": "Changing calls: the body has no Content-Length"},
-    413: {"description": "Changing calls: the body is too large"},
-    503: {"description": "Not known yet, another watchdog leads, or the ledger cannot be used"},
-}
-"""Answers beside the good one and 422, for the description at ``/openapi.json``."""
+MAX_PARAMETERS = 100
+"""Of a query; a path takes three at most."""
+NO_NUL = "^[^\\x00]*$"
+"""For texts that are kept: a database may not take that character."""
 
 
 class Strict(BaseModel):
@@ -52,12 +48,36 @@ def no_backend(name: str, known: Collection[str]) -> HTTPException:
     return HTTPException(404, f"no backend {name[:128]!r}; {'nearest' if len(known) > MAX_NAMES else 'known'}: {shown}")
 
 
+async def given_once(request: Request) -> None:
+    """A dependency: of two values of one parameter nobody can say which was meant. Raises RequestValidationError."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    twice = sorted({name for name in names if names.count(name) > 1})[:MAX_ERRORS] if len(names) <= MAX_PARAMETERS else ["…"]
+    if twice:
+        rows = [{"loc": ("query", name[:128]), "msg": "given more than once", "type": "ambiguous"} for name in twice]
+        raise RequestValidationError(rows)
+
+
 def add_handlers(api: FastAPI) -> None:
+    api.add_exception_handler(StarletteHTTPException, _refused)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(LedgerError, _no_ledger)
     api.add_exception_handler(NotLeadingError, _not_leading)
     api.add_exception_handler(NotAWebhookError, _not_a_webhook)
     api.add_exception_handler(Exception, _broken)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["allow"] = ", ".join(sorted(_allowed(request)))
+    return StrictJson({"detail": error.detail}, error.status_code, headers)
+
+
+def _allowed(request: Request) -> set[str]:
+    """The methods of every route at this path; of several routes Starlette names the first one's only."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    return {method for route in routes if route.matches(request.scope)[0] is not Match.NONE for method in route.methods or ()}
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, ValidationError, WithJsonSchema, model_validator
 
 from tailkeeper_exporter import strict_json
 from tailkeeper_watchdog.api.errors import Strict
@@ -41,7 +41,8 @@ def _name(value: Any) -> Any:
     return value
 
 
-Share = Annotated[float, BeforeValidator(_share)]
+Share = Annotated[float, BeforeValidator(_share), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
+Name = Annotated[str, BeforeValidator(_name), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": NAME_LIMIT_CHARS})]
 
 
 class GivenWeights(Strict):
@@ -70,7 +71,7 @@ class ConfigRequest(Strict):
     """``by`` is who changes them, for the history."""
 
     weights: GivenWeights
-    by: Annotated[str, BeforeValidator(_name)]
+    by: Name
 
 
 def add_weights(api: FastAPI, weighing: Weighing) -> None:
@@ -79,7 +80,7 @@ def add_weights(api: FastAPI, weighing: Weighing) -> None:
         return StrictJson(_document(weighing))
 
     # The body is read here, because FastAPI takes the last of two equal keys, and NaN.
-    @api.put(PATH, openapi_extra=_described(), responses={422: {"description": "Names the field, the value and what is allowed"}})
+    @api.put(PATH, openapi_extra=_described())
     async def change(request: Request) -> Response:
         wanted = _wanted(await request.body())
         weighing.change(wanted.weights.model_dump(), wanted.by)

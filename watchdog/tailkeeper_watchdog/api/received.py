@@ -14,6 +14,12 @@ NAME_LIMIT_CHARS = 128
 VALUE_LIMIT_CHARS = 256
 FINGERPRINT_LIMIT_CHARS = 64
 STATUSES = ("firing", "resolved")
+WEBHOOK = {
+    "requestBody": {
+        "content": {"application/json": {"schema": {"required": ["alerts"], "properties": {"alerts": {"type": "array"}}}}}
+    }
+}
+"""What a body must be, for ``/openapi.json``; of its alerts those that are none are counted as refused."""
 
 
 class NotAWebhookError(ValueError):
