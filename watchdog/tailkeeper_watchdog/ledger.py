@@ -2,7 +2,8 @@
 
 What is not in the ledger was not done by us. It survives ``kill -9`` at any line: an intent without a confirmation
 means that the effect is unknown and must be read at the gateway. Wall-clock times, because they must outlive the
-process. One writer: the watchdog's loop; readers open their own connection.
+process. One writer: the watchdog's loop; readers open their own connection. This class is all that the rest of the watchdog knows
+of a ledger; `postgres` extends it for one that several machines share.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class Ledger:
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         self._since_prune = 0
+        self.generation = 0
+        """Another number says that somebody else has led meanwhile, and that everything was read anew."""
+        self.trouble: str | None = None
+        """Why the last write failed, in words; None where it did not."""
         self._lock = threading.RLock()
         """The API answers from worker threads: nobody may take what was in the file for what is, while another one writes."""
         self._held: dict[int, Lease] | None = None
@@ -87,7 +92,8 @@ class Ledger:
                 return self._db.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 self._held = None
-                raise LedgerError(f"{self._path}: {error}") from error
+                self.trouble = f"{self._path}: {error}"
+                raise LedgerError(self.trouble) from error
 
     def _write(self, sql: str, values: tuple[Any, ...]) -> None:
         with self._lock:
@@ -103,9 +109,10 @@ class Ledger:
 
     def _note(self, sql: str, values: tuple[Any, ...]) -> None:
         """Called with each statement that has changed something, in their order: for a ledger that is kept elsewhere as well."""
+        self.trouble = None
 
     async def settled(self) -> None:
-        """Returns once what was written until now outlives this machine's process. In a file it does at once.
+        """Returns once what was written until now outlives this process, and we still lead: in a file, at once.
 
         Whoever is to change something at a gateway waits for it first. Raises LedgerError: then nothing may be changed.
         """
