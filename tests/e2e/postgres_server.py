@@ -84,6 +84,16 @@ class PostgresServer:
             )
         wait_until(self._is_up, "PostgreSQL takes connections")
 
+    def start_with_tls(self, cert: Path, key: Path) -> None:
+        """Both are copied, for the server wants its key to be its own."""
+        for name, file in (("server.crt", cert), ("server.key", key)):
+            copy = self.folder / name
+            copy.write_bytes(file.read_bytes())
+            copy.chmod(0o600)
+            if self._user is not None:
+                shutil.chown(copy, self._user)
+        self.start("ssl=on", f"ssl_cert_file={self.folder}/server.crt", f"ssl_key_file={self.folder}/server.key")
+
     def _is_up(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "log").read_text()[-2_000:]

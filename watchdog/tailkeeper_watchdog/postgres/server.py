@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from tailkeeper_watchdog.postgres.words import PasswordFileError
 from tailkeeper_watchdog.settings import LedgerSettings
 
 CONNECT_S = 2
@@ -22,10 +23,6 @@ IDLE_IN_TRANSACTION_S = 3.0
 MAX_PASSWORD_BYTES = 4_096
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-
-class PasswordFileError(OSError):
-    """The file with the password cannot be used."""
 
 
 def connect(settings: LedgerSettings) -> Connection:

@@ -46,8 +46,14 @@ class NoAnswerError(Exception):
     """The server did not answer within its time."""
 
 
+class PasswordFileError(OSError):
+    """The file with the password cannot be used."""
+
+
 _BY_STATE = {
     "25006": Trouble.READ_ONLY,
+    "55P03": Trouble.OTHER,
+    "57014": Trouble.OTHER,
     "42501": Trouble.NO_RIGHTS,
     "3F000": Trouble.NO_RIGHTS,
     "28000": Trouble.REFUSED,
@@ -78,6 +84,8 @@ def said(error: BaseException) -> Said:
     """What is the matter, from what was raised while the server was used."""
     if isinstance(error, NewerSchemaError):
         return Said(Trouble.NEWER, str(error))
+    if isinstance(error, PasswordFileError):
+        return Said(Trouble.REFUSED, str(error))
     text = reduce(lambda words, chatter: words.replace(chatter, ""), _CHATTER, " ".join(str(error).split()))
     text = text[:MAX_SAID_CHARS].rstrip(" .") or type(error).__name__
     state = getattr(error, "sqlstate", None)
