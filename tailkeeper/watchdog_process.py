@@ -57,12 +57,19 @@ def watchdog_of(
             parts.append(KubernetesLeadership(whole, f"a layout of {part.shard.of} shards", shared=True))
         parts.append(KubernetesLeadership(lease, new_identity()))
     if shared is not None:
-        parts.append(shared)
+        parts += [*_layout(part), shared]
     leadership = AllOf(*parts)
     build = partial(_built, file, config, discoverer, leadership, part, None if shared is None else shared.ledger)
     pause = partial(pause_by_file, settings.state) if shared is None else shared.ask_to_pause
     every_s = TRY_EVERY_S if lease is None and shared is None else TRY_SERVER_EVERY_S
     return Standby(leadership, build, settings.listen, pause, token, every_s)
+
+
+def _layout(part: Sharded | None) -> list[Leadership]:
+    """What of a ledger in PostgreSQL all shards have together."""
+    from tailkeeper_watchdog.postgres.layout import LayoutRow
+
+    return [] if part is None or part.whole_ledger is None else [LayoutRow(part.whole_ledger, part.shard.of)]
 
 
 def shared_ledger(config: Config, listen: str) -> PostgresLeadership | None:

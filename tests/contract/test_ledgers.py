@@ -143,14 +143,14 @@ class BothLedgers(RuleBasedStateMachine):
             self.both(lambda x: (x.attempts(3_600.0), x.attempts(7_200.0)))
             self.both(lambda x: x.weights_changes(100))
             self.both(lambda x: x.pending())
-            self.both(lambda x: x._run("SELECT key, value FROM meta ORDER BY key").fetchall())
+            self.both(lambda x: x._run("SELECT key, value FROM meta ORDER BY key"))
 
 
 def test_whatever_is_done_both_ledgers_say_the_same(postgres: PostgresServer, tmp_path: Path) -> None:
     class OfThisTest(BothLedgers):
         server, folder = postgres, tmp_path
 
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         OfThisTest,
         settings=settings(max_examples=6, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)),
     )

@@ -10,11 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.leader_lease import leads_for_s
+from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import LedgerError
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome
 from tailkeeper_watchdog.postgres import ledger as postgres_ledger
 from tailkeeper_watchdog.postgres import server, tables, work
+from tailkeeper_watchdog.postgres.layout import LayoutRow
 from tailkeeper_watchdog.postgres.leadership import PostgresLeadership
 from tailkeeper_watchdog.postgres.ledger import PostgresLedger
 from tailkeeper_watchdog.postgres.line import Line
@@ -23,6 +26,7 @@ from tailkeeper_watchdog.postgres.words import NoAnswerError
 from tailkeeper_watchdog.settings import LedgerSettings
 from tests.contract.postgres_world import led, run_out, settings_for
 from tests.e2e.postgres_server import PostgresServer
+from tests.scenario.world import World
 from tests.unit.ledger_cases import B
 
 
@@ -304,3 +308,64 @@ async def test_a_migration_that_fails_leaves_everything_as_it_was(
     assert 'relation "nowhere" does not exist' in said
     assert postgres.run(f"SELECT to_regclass('{settings.in_schema}.colours')") == [(None,)]
     await (await led(settings)).step_down()
+
+
+async def test_of_two_layouts_of_one_fleet_only_one_acts_and_its_shards_together(postgres: PostgresServer) -> None:
+    whole = settings_for(postgres)
+    two = [LayoutRow(whole, 2, clock=asking_always()) for _ in range(2)]
+    assert [await row.try_lead() for row in two] == [None, None]
+    three, alone = LayoutRow(whole, 3, clock=asking_always()), PostgresLeadership(whole, "process 1", clock=asking_always())
+    for said in (await three.try_lead(), await alone.try_lead()):
+        assert said is not None
+        assert "another watchdog leads: a layout of 2 shards" in said
+    run_out(postgres, whole)
+    assert await alone.try_lead() is None
+    for row in two:
+        said = await row.try_lead()
+        assert said is not None
+        assert "another watchdog leads: process 1" in said
+    run_out(postgres, whole)
+    assert await three.try_lead() is None
+    note_a_line(alone.ledger, "late")
+    with pytest.raises(LedgerError, match="a layout of 3 shards"):
+        await alone.settle()
+    rivals: tuple[Leadership, ...] = (*two, three, alone)
+    for leadership in rivals:
+        await leadership.step_down()
+
+
+async def test_what_one_machine_has_drained_the_next_one_gives_back_at_its_time(
+    postgres: PostgresServer, settings: LedgerSettings
+) -> None:
+    """The whole loop: two watchdogs, one gateway between them, and the first one dies with a change in force."""
+    first = await led(settings, "first")
+    world = world_with(first)
+    await world.run(2)
+    world.sick["b"].state = State.HUNG
+    await world.run(3)
+    assert world.admission("b") == DRAIN
+    await first._line.close()
+    run_out(postgres, settings)
+
+    second = await led(settings, "second")
+    inherited = world_with(second)
+    inherited.gateway, inherited.clock.now = world.gateway, world.clock.now + 15.0
+    inherited.actuators = {"edge": world.gateway}
+    inherited.sick["b"].state = State.HUNG
+    inherited.start()
+    await inherited.run(3)
+    assert inherited.admission("b") == DRAIN
+    assert {d.verdict for d in second.ledger.decisions("b")} == {Outcome.APPLIED}, "made by the first, and renewed by the second"
+    inherited.sick["b"].state = State.SERVING
+    await inherited.run(25)
+    assert (inherited.admission("b"), inherited.weight("b")) == (SERVE, 1.0)
+    await second.step_down()
+    schema = settings.in_schema
+    assert postgres.run(f"SELECT outcome FROM {schema}.leases WHERE knob = 'admission'") == [("released",)]
+
+
+def world_with(leadership: PostgresLeadership) -> World:
+    world = World(":memory:")
+    world.leadership, world.ledger_of = leadership, lambda: leadership.ledger
+    world.start()
+    return world

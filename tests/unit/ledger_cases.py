@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 
 from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, Ledger
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Pending, Target, WeightsChange
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Outcome, Pending, Target, WeightsChange
 
 B = Target("edge", "llm/b", "llm")
 Opened = Callable[[], Ledger]
@@ -134,7 +134,8 @@ def what_belongs_together_is_there_as_a_whole_or_not_at_all(opened: Opened) -> N
 def words_in_any_language_and_values_of_any_kind_come_back_as_they_were(opened: Opened) -> None:
     ledger = opened()
     reason = "langsam: 3 › 2 %s ? 'quoted' \\ 🐢"
-    for number, value in enumerate((0.1, 3, "gpu=high:NoSchedule", "")):
+    values: tuple[KnobValue, ...] = (0.1, 3, "gpu=high:NoSchedule", "")
+    for number, value in enumerate(values):
         ledger.intend("b", Target("edge", f"s{number}", "llm"), Knob.WEIGHT, "p", value, value, reason, 1e9 + 0.1, 2e9)
     assert opened().leases() == ledger.leases()
     assert [lease.reason for lease in ledger.leases()] == [reason] * 4

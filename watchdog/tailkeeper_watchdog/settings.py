@@ -276,8 +276,9 @@ class LedgerSettings(Settings):
     """Whose certificates are believed; needed to verify one."""
     cert_file: Path | None = None
     key_file: Path | None = None
-    in_schema: Annotated[str, Field(max_length=63, pattern=r"^[a-z_][a-z0-9_]*$")] = "tailkeeper"
-    """The schema in the database that holds the tables; made where it is not there. Each ledger needs one of its own."""
+    in_schema: Annotated[str, Field(max_length=60, pattern=r"^[a-z_][a-z0-9_]*$")] = "tailkeeper"
+    """The schema in the database that holds the tables; made where it is not there. Each ledger needs one of its own; that of a
+    shard has its number behind the name."""
     lease_s: Annotated[int, Field(ge=10, le=3_600)] = 15
     """How long the others wait for a leader that is silent; seconds. As `leader.lease_s`."""
 

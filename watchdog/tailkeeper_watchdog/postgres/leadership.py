@@ -46,7 +46,8 @@ FIRST_WAIT_S, MAX_WAIT_S = 0.5, 5.0
 MAX_BATCH = 1_000
 """Statements in one transaction: some tens of milliseconds."""
 FIRST_SENTENCE = "standing by: it is not known yet who leads"
-_Expected = (psycopg.Error, OSError, NoAnswerError, NewerSchemaError, LostWritesError)
+EXPECTED = (psycopg.Error, OSError, NoAnswerError, NewerSchemaError, LostWritesError)
+"""What using a server may raise; anything else is a mistake of ours."""
 
 
 def holder_words(listen: str) -> str:
@@ -140,7 +141,7 @@ class PostgresLeadership:
     async def _try(self, piece: Callable[[psycopg.Connection[tuple[object, ...]]], None]) -> None:
         try:
             await self._line.use(piece, WRITE_S)
-        except _Expected as error:
+        except EXPECTED as error:
             log.warning("the ledger's server was not told", error=self._in_words(error))
 
     # Exchanges: one at a time, and none of them raises
@@ -158,7 +159,7 @@ class PostgresLeadership:
         piece = partial(work.take, schema=self._settings.in_schema, holder=self._holder, lease_s=self._settings.lease_s)
         try:
             taken = await self._line.use(piece, TAKE_S)
-        except _Expected as error:
+        except EXPECTED as error:
             self._said = f"standing by: {self._in_words(error)}"
             self._failed(error)
             return
@@ -185,7 +186,7 @@ class PostgresLeadership:
             await self._write_anew()
         except FollowedError as error:
             self._followed(error)
-        except _Expected as error:
+        except EXPECTED as error:
             self._failed(error)
         else:
             self._batch = None
@@ -201,7 +202,7 @@ class PostgresLeadership:
             written = await self._line.use(piece, TAKE_S)
         except FollowedError as error:
             self._followed(error)
-        except _Expected as error:
+        except EXPECTED as error:
             self.ledger.must_be_anew = True
             self._failed(error)
         else:

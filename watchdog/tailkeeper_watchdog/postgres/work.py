@@ -42,6 +42,14 @@ ON CONFLICT (name) DO UPDATE SET epoch = leader.epoch + 1, holder = excluded.hol
   since = clock_timestamp(), expires = clock_timestamp() + make_interval(secs => %(lease_s)s)
 WHERE leader.expires <= clock_timestamp() RETURNING epoch, revision
 """
+_HOLD = """
+INSERT INTO leader (name, epoch, revision, holder, since, expires)
+VALUES (%(name)s, 1, 0, %(holder)s, clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease_s)s))
+ON CONFLICT (name) DO UPDATE SET epoch = leader.epoch + CASE WHEN leader.holder = excluded.holder THEN 0 ELSE 1 END,
+  since = CASE WHEN leader.holder = excluded.holder THEN leader.since ELSE clock_timestamp() END,
+  holder = excluded.holder, expires = clock_timestamp() + make_interval(secs => %(lease_s)s)
+WHERE leader.expires <= clock_timestamp() OR leader.holder = excluded.holder RETURNING epoch
+"""
 _WHO = "SELECT holder, since FROM leader WHERE name = %s"
 _FENCE = """
 UPDATE leader SET revision = revision + 1, expires = clock_timestamp() + make_interval(secs => %s)
@@ -182,6 +190,14 @@ def _take_longer(connection: Connection) -> None:
 def _paused(connection: Connection) -> str | None:
     row = connection.execute("SELECT value FROM meta WHERE key = 'paused'").fetchone()
     return None if row is None else str(row[0])
+
+
+def hold(connection: Connection, schema: str, holder: str, lease_s: float) -> str | None:
+    """Hold the row together with all who call themselves the same; else a sentence that says who has it. Raises psycopg.Error,
+    NewerSchemaError."""
+    bring_up(connection, schema)
+    row = connection.execute(_HOLD, {"name": NAME, "holder": holder, "lease_s": lease_s}).fetchone()
+    return _who_leads(connection) if row is None else None
 
 
 def resign(connection: Connection, term: Term) -> None:
