@@ -359,6 +359,9 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         yield "watchdog.baselines", config.watchdog.baselines
     if config.watchdog.otlp.headers_file:
         yield "watchdog.otlp.headers_file", config.watchdog.otlp.headers_file
+    if config.watchdog.ledger is not None:
+        named = ((key, getattr(config.watchdog.ledger, key)) for key in ("password_file", "ca_file", "cert_file", "key_file"))
+        yield from ((f"watchdog.ledger.{key}", file) for key, file in named if file)
     if config.watchdog.leader is not None and config.watchdog.leader.kubeconfig:
         yield "watchdog.leader.kubeconfig", config.watchdog.leader.kubeconfig
 

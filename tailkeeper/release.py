@@ -23,10 +23,13 @@ from tailkeeper_watchdog.giving_back import MAY_STILL_COME
 from tailkeeper_watchdog.pending import MAY_COME_S
 
 if TYPE_CHECKING:
+    from tailkeeper_watchdog.leadership import Leadership
     from tailkeeper_watchdog.ledger import Ledger, LedgerError
     from tailkeeper_watchdog.reconcile import AskLeader, Reconciler
+    from tailkeeper_watchdog.settings import LedgerSettings
 
 DEADLINE_S = 10.0
+ASK_EVERY_S = 1.0
 RELEASE_LIMIT_S = 300.0
 """For the watchdog's answer: it gives back all, one change after the other at each gateway."""
 GIVEN_BACK = ("released", "expired")
@@ -135,21 +138,38 @@ def _detail(answer: httpx.Response) -> str:
 
 
 async def _release_directly(config: Config, why_not_asked: str, pause: Pause) -> Said:
-    from tailkeeper_watchdog.leadership import FileLock
+    from tailkeeper.watchdog_process import shared_ledger
+    from tailkeeper_watchdog.leadership import AllOf, FileLock
     from tailkeeper_watchdog.ledger import Ledger, LedgerError
 
-    lock = FileLock(config.watchdog.state, "release-all", time.time)
-    leader = await lock.try_lead()
+    lock, shared = FileLock(config.watchdog.state, "release-all", time.time), shared_ledger(config, "release-all")
+    leadership: Leadership = lock if shared is None else AllOf(lock, shared)
+    leader = await _who_leads(leadership, config.watchdog.ledger)
     if leader is not None:
+        await leadership.step_down()
         told = f"{why_not_asked}, and nothing is done beside a leader: {leader}; ask that one, or stop it and run this again"
         return [told], 1
     try:
-        with contextlib.closing(Ledger(config.watchdog.state)) as ledger:
-            return await _from_ledger(config, ledger, lock.try_lead, pause)
+        with contextlib.closing(Ledger(config.watchdog.state) if shared is None else shared.ledger) as ledger:
+            said = await _from_ledger(config, ledger, leadership.try_lead, pause)
+            await ledger.settled()
+            return said
     except (LedgerError, BaseExceptionGroup) as error:  # gateways are written side by side, so their errors come as a group
         return [f"{why_not_asked}, and the ledger cannot be used: {_first(error)}"], 1
     finally:
-        await lock.step_down()
+        await leadership.step_down()
+
+
+async def _who_leads(leadership: Leadership, shared: LedgerSettings | None) -> str | None:
+    """None where we lead. A leader that was killed is waited for, as long as its row may still say that it leads."""
+    tries = 0 if shared is None else 1 + round(shared.lease_s / ASK_EVERY_S)
+    leader = await leadership.try_lead()
+    for _ in range(tries):
+        if leader is None:
+            break
+        await asyncio.sleep(ASK_EVERY_S)
+        leader = await leadership.try_lead()
+    return leader
 
 
 def _first(error: BaseException) -> LedgerError:

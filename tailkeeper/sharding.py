@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailkeeper.config import MAX_BACKENDS, Config
 from tailkeeper_watchdog.gateways import RouterGateway
+from tailkeeper_watchdog.settings import LedgerSettings
 from tailkeeper_watchdog.shard import MAX_SPLIT_NAMED, Neighbours, Shard, divided, is_own, split_pools
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Sharded:
     whole_state: Path
     whole_lease: str | None
     """The name of the Lease of the whole fleet, where there is one."""
+    whole_ledger: LedgerSettings | None = None
+    """The ledger of the whole fleet in PostgreSQL, where there is one: of it the shards have the leader's row together."""
 
     @property
     def shard(self) -> Shard:
@@ -52,7 +55,8 @@ def sharded(config: Config, shard: Shard) -> Sharded:
     discoverer = config.discoverer(MAX_BACKENDS * shard.of, lambda backend: is_own(backend, shard, kinds))
     lease = config.watchdog.leader
     neighbours = Neighbours(shard, kinds, _Others(others, discoverer))
-    return Sharded(_own(config, own, shard), discoverer, neighbours, config.watchdog.state, None if lease is None else lease.name)
+    name = None if lease is None else lease.name
+    return Sharded(_own(config, own, shard), discoverer, neighbours, config.watchdog.state, name, config.watchdog.ledger)
 
 
 class _Others:
@@ -82,6 +86,8 @@ def _own(config: Config, backends: tuple[WatchedBackend, ...], shard: Shard) -> 
         changed["records"] = watchdog.records.model_copy(update={"path": named(watchdog.records.path, shard)})
     if watchdog.leader is not None:
         changed["leader"] = watchdog.leader.model_copy(update={"name": f"{watchdog.leader.name}-{shard.index}"})
+    if watchdog.ledger is not None:
+        changed["ledger"] = watchdog.ledger.model_copy(update={"in_schema": f"{watchdog.ledger.in_schema}_{shard.index}"})
     gateways = tuple(
         gateway.model_copy(update={"removed_file": named(gateway.removed_file, shard)})
         if isinstance(gateway, RouterGateway) and gateway.removed_file is not None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tailkeeper.sharding import Sharded
     from tailkeeper_exporter.discovery import Discoverer
     from tailkeeper_watchdog.leadership import Leadership
+    from tailkeeper_watchdog.ledger import Ledger
+    from tailkeeper_watchdog.postgres.leadership import PostgresLeadership
     from tailkeeper_watchdog.settings import WatchedBackend
 
 
@@ -32,7 +34,7 @@ def watchdog_of(
         import tailkeeper_watchdog.app  # noqa: F401 - now, for who takes over a dead leader's place has no second for it
         from tailkeeper_watchdog.leader_lease import KubernetesLeadership, new_identity
         from tailkeeper_watchdog.leadership import AllOf, FileLock, ShardsLock
-        from tailkeeper_watchdog.standby import TRY_EVERY_S, TRY_SERVER_EVERY_S, Standby
+        from tailkeeper_watchdog.standby import TRY_EVERY_S, TRY_SERVER_EVERY_S, Standby, pause_by_file
     except ImportError as error:
         need("watchdog", error)
     settings = config.watchdog
@@ -45,7 +47,7 @@ def watchdog_of(
         lock.check()
     except OSError as error:
         fail(FAILED, f"watchdog.state: {settings.state}: {error.strerror}; is the folder there and writable?")
-    lease = settings.leader
+    lease, shared = settings.leader, shared_ledger(config, settings.listen)
     parts: list[Leadership] = (
         [lock] if part is None else [ShardsLock(part.whole_state, settings.listen, time.time, part.shard.of), lock]
     )
@@ -54,10 +56,31 @@ def watchdog_of(
             whole = lease.model_copy(update={"name": part.whole_lease})
             parts.append(KubernetesLeadership(whole, f"a layout of {part.shard.of} shards", shared=True))
         parts.append(KubernetesLeadership(lease, new_identity()))
+    if shared is not None:
+        parts += [*_layout(part), shared]
     leadership = AllOf(*parts)
-    build = partial(_built, file, config, discoverer, leadership, part)
-    every_s = TRY_EVERY_S if lease is None else TRY_SERVER_EVERY_S
-    return Standby(leadership, build, settings.listen, settings.state, token, every_s)
+    build = partial(_built, file, config, discoverer, leadership, part, None if shared is None else shared.ledger)
+    pause = partial(pause_by_file, settings.state) if shared is None else shared.ask_to_pause
+    every_s = TRY_EVERY_S if lease is None and shared is None else TRY_SERVER_EVERY_S
+    return Standby(leadership, build, settings.listen, pause, token, every_s)
+
+
+def _layout(part: Sharded | None) -> list[Leadership]:
+    """What of a ledger in PostgreSQL all shards have together."""
+    from tailkeeper_watchdog.postgres.layout import LayoutRow
+
+    return [] if part is None or part.whole_ledger is None else [LayoutRow(part.whole_ledger, part.shard.of)]
+
+
+def shared_ledger(config: Config, listen: str) -> PostgresLeadership | None:
+    """What leads by the ledger in PostgreSQL, where one is configured. ``listen`` is told to those that stand by."""
+    if config.watchdog.ledger is None:
+        return None
+    try:
+        from tailkeeper_watchdog.postgres.leadership import PostgresLeadership, holder_words
+    except ImportError as error:
+        need("postgres", error)
+    return PostgresLeadership(config.watchdog.ledger, holder_words(listen))
 
 
 def _built(
@@ -66,6 +89,7 @@ def _built(
     discoverer: Discoverer[WatchedBackend] | None,
     leadership: Leadership,
     part: Sharded | None,
+    ledger: Ledger | None,
 ) -> Any:
     from tailkeeper_watchdog.actuators.calls import CallError
     from tailkeeper_watchdog.app import Watchdog
@@ -73,7 +97,7 @@ def _built(
 
     try:
         found = None if discoverer is None else lambda: discoverer.backends
-        return Watchdog(config.for_watchdog(), found, file, leadership, None if part is None else part.neighbours)
+        return Watchdog(config.for_watchdog(), found, file, leadership, None if part is None else part.neighbours, ledger)
     except LedgerError as error:
         fail(FAILED, f"watchdog.state: {error}")
     except (ValueError, OSError, CallError) as error:

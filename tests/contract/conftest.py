@@ -11,6 +11,7 @@ import pytest
 from tests.contract.router_worlds import ContractPrograms, KeptRouters
 from tests.contract.tls_world import TlsWorld
 from tests.contract.tls_world import tls_world as a_tls_world
+from tests.e2e.postgres_server import PostgresServer, postgres_server
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,13 @@ def kept_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptRoute
 def tls_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsWorld]:
     with a_tls_world(tmp_path_factory.mktemp("tls")) as world:
         yield world
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all; a test that makes it sick heals it, and each takes a schema of its own."""
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ to fail, or to be changed by a foreign hand. The real programs are in tests/e2e 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -152,6 +152,8 @@ class World:
         """Who hears of each decision that is written down."""
         self.actuators: dict[str, Actuator] = {"edge": self.gateway}
         """Gateways by name; those that are taken out here are out of the configuration from the next start on."""
+        self.ledger_of: Callable[[], Ledger] = lambda: Ledger(str(self._path))
+        """Opens the ledger at each start."""
         self.start()
 
     def reconfigure(self, names: tuple[str, ...]) -> None:
@@ -161,7 +163,7 @@ class World:
 
     def start(self) -> None:
         """(Re)start the watchdog on the same ledger: what a crash leaves is what the ledger and the gateway hold."""
-        self.ledger = Ledger(str(self._path))
+        self.ledger = self.ledger_of()
         self.backends = tuple(self.backend(n) for n in self._names)
         log = DecisionLog(self.ledger, self.clock.wall, lambda *heard: self.told(*heard))
         self._last = LastWord(self._names, self._stale)

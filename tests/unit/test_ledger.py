@@ -6,6 +6,7 @@ import contextlib
 import resource
 import sqlite3
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, MAX_WEIGHTS_CHANGES, Ledger, LedgerError
-from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome, Pending, Target, WeightsChange
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, WeightsChange
+from tests.unit.ledger_cases import CASES, B, Opened, in_words
 
 SCHEMA_2 = """
 CREATE TABLE leases (
@@ -34,7 +36,6 @@ CREATE TABLE attempts (backend TEXT PRIMARY KEY, count INTEGER NOT NULL, last RE
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 INSERT INTO meta VALUES ('schema_version', '2'), ('paused', 'by hand');
 """
-B = Target("edge", "llm/b", "llm")
 
 
 @pytest.fixture
@@ -42,60 +43,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def test_an_intent_is_there_after_a_restart_and_not_confirmed(path: Path) -> None:
-    Ledger(path).intend("b", B, Knob.ADMISSION, "p", SERVE, DRAIN, "hung", 10.0, 310.0)
-    (lease,) = Ledger(path).leases()
-    assert (lease.prior, lease.written, lease.confirmed, lease.expires_unix_s) == (SERVE, DRAIN, False, 310.0)
-
-
-def test_a_second_change_of_the_same_knob_keeps_the_first_prior_value(path: Path) -> None:
-    ledger = Ledger(path)
-    first = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
-    ledger.confirm(first.id, 0.5)
-    second = ledger.intend("b", B, Knob.WEIGHT, "p", 0.5, 0.1, "slower", 20.0, 320.0)
-    assert (second.id, second.prior, second.written, second.confirmed) == (first.id, 1.0, 0.1, False)
-
-
-def test_a_lease_that_has_run_out_is_as_if_its_write_had_not_come_yet(path: Path) -> None:
-    ledger = Ledger(path)
-    lease = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.25, "slow", 10.0, 310.0, before=0.5)
-    ledger.confirm(lease.id, 0.25)
-    ledger.run_out(lease.id, 20.0)
-    (found,) = ledger.leases()
-    assert (found.expires_unix_s, found.confirmed, found.written, found.before) == (20.0, False, 0.25, 1.0)
-
-
-def test_what_is_pending_is_there_after_a_restart(path: Path) -> None:
-    pending: Pending = {("edge", "b", Knob.WEIGHT): {0.5: 1_010.0, 1.0: 1_011.5}, ("edge", "b", Knob.ADMISSION): {DRAIN: 1_012.0}}
-    Ledger(path).note_pending(pending)
-    again = Ledger(path)
-    assert again.pending() == pending
-    again.note_pending({})
-    assert again.pending() == {}
-
-
-def test_an_ended_lease_makes_room_for_a_new_one(path: Path) -> None:
-    ledger = Ledger(path)
-    first = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 10.0, 310.0)
-    ledger.end(first.id, Outcome.RELEASED, 20.0)
-    assert ledger.leases() == ()
-    assert ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "slow", 30.0, 330.0).id != first.id
-
-
-def test_decisions_come_newest_first_and_can_be_filtered(path: Path) -> None:
-    ledger = Ledger(path)
-    for time, backend in [(1.0, "a"), (2.0, "b"), (3.0, "a")]:
-        ledger.record(time, 1, "p", backend, Knob.WEIGHT, None, 0.5, Outcome.OBSERVED, "r")
-    assert [d.time_unix_s for d in ledger.decisions()] == [3.0, 2.0, 1.0]
-    assert [d.time_unix_s for d in ledger.decisions(backend="a", since=2.0)] == [3.0]
-    assert len(ledger.decisions(limit=2)) == 2
-
-
-def test_attempts_are_remembered_across_restarts_and_forgotten_after_an_hour(path: Path) -> None:
-    Ledger(path).count_attempt("b", 100.0)
-    ledger = Ledger(path)
-    assert ledger.count_attempt("b", 200.0) == 2
-    assert ledger.attempts(200.0 + ATTEMPT_MEMORY_S + 1) == {}
+@pytest.mark.parametrize("case", CASES, ids=in_words)
+def test_a_file_is_a_ledger(case: Callable[[Opened], None], path: Path) -> None:
+    case(lambda: Ledger(path))
 
 
 def test_attempts_of_names_that_come_and_go_are_not_kept_for_ever(path: Path) -> None:
@@ -169,14 +119,6 @@ def test_changes_of_weights_come_newest_first_and_are_bounded(path: Path) -> Non
         ledger.record_weights(float(number), "script", {}, {"latency": float(number)})
     assert [change.time_unix_s for change in ledger.weights_changes(2)] == [1_004.0, 1_003.0]
     assert len(ledger.weights_changes(10_000)) == MAX_WEIGHTS_CHANGES
-
-
-def test_an_intent_remembers_what_was_in_force_before_it(path: Path) -> None:
-    ledger = Ledger(path)
-    first = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.25, "returning", 10.0, 310.0)
-    ledger.confirm(first.id, 0.25)
-    second = ledger.intend("b", B, Knob.WEIGHT, "p", 1.0, 0.5, "returning", 20.0, 320.0, 0.25)
-    assert (first.before, second.before, second.prior) == (1.0, 0.25, 1.0)
 
 
 def test_leases_in_force_are_found_without_reading_those_that_ended(path: Path) -> None:

@@ -90,11 +90,13 @@ class Watchdog:
         weights_file: WeightsFile | None = None,
         leadership: Leadership | None = None,
         neighbours: Neighbours | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        """``ledger`` is one that was taken up already; by default the file of the configuration is opened."""
         provider = Listed(config.backends, found)
         fleet = WholeFleet(config.backends, found, {g.name: g.kind for g in config.gateways})
         self._config = config
-        self.ledger = Ledger(config.watchdog.state)
+        self.ledger = ledger or Ledger(config.watchdog.state)
         self._teller = Teller()
         decisions = DecisionLog(self.ledger, time.time, self._teller.hear)
         instance = instance_of(time.time())
@@ -218,6 +220,8 @@ class Watchdog:
             await self._notifier.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
+        with contextlib.suppress(LedgerError):
+            await self.ledger.settled()
         self.ledger.close()
 
 

@@ -2,7 +2,8 @@
 
 What is not in the ledger was not done by us. It survives ``kill -9`` at any line: an intent without a confirmation
 means that the effect is unknown and must be read at the gateway. Wall-clock times, because they must outlive the
-process. One writer: the watchdog's loop; readers open their own connection.
+process. One writer: the watchdog's loop; readers open their own connection. This class is all that the rest of the watchdog knows
+of a ledger; `postgres` extends it for one that several machines share.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from tailkeeper_watchdog.ledger_rows import (
+    COUNT_ATTEMPT,
+    INTEND,
+    RECORD,
+    RECORD_WEIGHTS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SET_META,
+    decision_of,
+    lease_of,
+)
 from tailkeeper_watchdog.model import Decision, Knob, KnobValue, Lease, Outcome, Pending, Target, WeightsChange
 
-SCHEMA_VERSION = 3
-"""2 added what was in force before a lease, 3 the changes of the HScore's weights."""
 MAX_DECISIONS = 100_000
 """Oldest decisions beyond this are dropped: months of a busy fleet, about 30 MB."""
 PRUNE_EVERY = 1_000
@@ -30,36 +40,6 @@ MAX_WEIGHTS_CHANGES = 1_000
 """Oldest ones beyond this are dropped; people change weights a few times a year."""
 ATTEMPT_MEMORY_S = 3_600.0
 """A backend earns its trust back: an hour after its last removal its attempts count from one again."""
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS leases (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,
-  backend TEXT NOT NULL, gateway TEXT NOT NULL, server TEXT NOT NULL, pool TEXT NOT NULL, knob TEXT NOT NULL,
-  policy TEXT NOT NULL, prior TEXT NOT NULL, written TEXT NOT NULL, reason TEXT NOT NULL,
-  created REAL NOT NULL, expires REAL NOT NULL, confirmed INTEGER NOT NULL DEFAULT 0, reverts INTEGER NOT NULL DEFAULT 0,
-  ended REAL, outcome TEXT, before TEXT
-);
-CREATE UNIQUE INDEX IF NOT EXISTS one_lease_in_force ON leases (gateway, server, knob) WHERE ended IS NULL;
-CREATE TABLE IF NOT EXISTS decisions (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,
-  time REAL NOT NULL, tick INTEGER NOT NULL, policy TEXT NOT NULL, backend TEXT NOT NULL, knob TEXT NOT NULL,
-  from_value TEXT, to_value TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, lease_expires REAL
-);
-CREATE INDEX IF NOT EXISTS decisions_by_backend ON decisions (backend, id);
-CREATE TABLE IF NOT EXISTS attempts (backend TEXT PRIMARY KEY, count INTEGER NOT NULL, last REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS weights (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, by TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
-
-_INTEND = """
-INSERT INTO leases (backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, before)
-VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
-ON CONFLICT (gateway, server, knob) WHERE ended IS NULL DO UPDATE SET policy=excluded.policy, written=excluded.written,
-  reason=excluded.reason, expires=excluded.expires, confirmed=0, before=excluded.before
-RETURNING *
-"""
 
 
 class LedgerError(Exception):
@@ -72,6 +52,10 @@ class Ledger:
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         self._since_prune = 0
+        self.generation = 0
+        """Another number says that somebody else has led meanwhile, and that everything was read anew."""
+        self.trouble: str | None = None
+        """Why the last write failed, in words; None where it did not."""
         self._lock = threading.RLock()
         """The API answers from worker threads: nobody may take what was in the file for what is, while another one writes."""
         self._held: dict[int, Lease] | None = None
@@ -82,7 +66,7 @@ class Ledger:
             self._db = sqlite3.connect(self._path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(SCHEMA)
             self._check_version()
         except sqlite3.Error as error:
             raise LedgerError(f"{self._path}: {error}; is the folder there, writable and not full?") from error
@@ -108,7 +92,30 @@ class Ledger:
                 return self._db.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 self._held = None
-                raise LedgerError(f"{self._path}: {error}") from error
+                self.trouble = f"{self._path}: {error}"
+                raise LedgerError(self.trouble) from error
+
+    def _write(self, sql: str, values: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._run(sql, values)
+            self._note(sql, values)
+
+    def _add(self, sql: str, values: tuple[Any, ...]) -> int:
+        """The number of the new row."""
+        with self._lock:
+            ((number,),) = self._run(sql, (None, *values))
+            self._note(sql, (number, *values))
+            return int(number)
+
+    def _note(self, sql: str, values: tuple[Any, ...]) -> None:
+        """Called with each statement that has changed something, in their order: for a ledger that is kept elsewhere as well."""
+        self.trouble = None
+
+    async def settled(self) -> None:
+        """Returns once what was written until now outlives this process, and we still lead: in a file, at once.
+
+        Whoever is to change something at a gateway waits for it first. Raises LedgerError: then nothing may be changed.
+        """
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -146,16 +153,15 @@ class Ledger:
 
         ``before`` is what is in force now, the prior value unless given.
         """
+        values = (
+            backend, target.gateway, target.server, target.pool, knob.value, policy,
+            json.dumps(prior), json.dumps(value), reason, now, expires,
+            json.dumps(prior if before is None else before),
+        )  # fmt: skip
         with self._lock:
-            (row,) = self._run(
-                _INTEND,
-                (
-                    backend, target.gateway, target.server, target.pool, knob.value, policy,
-                    json.dumps(prior), json.dumps(value), reason, now, expires,
-                    json.dumps(prior if before is None else before),
-                ),
-            )  # fmt: skip
-            lease = _lease(row, target)
+            (row,) = self._run(INTEND, (None, *values))
+            lease = lease_of(row, target)
+            self._note(INTEND, (lease.id, *values))
             if self._held is not None:
                 self._held[lease.id] = lease
             return lease
@@ -163,30 +169,30 @@ class Ledger:
     def confirm(self, lease_id: int, actual: KnobValue) -> None:
         """The effect was read back; ``actual`` is how the gateway says it (a whole number of its own, for instance)."""
         with self._lock:
-            self._run("UPDATE leases SET confirmed=1, written=? WHERE id=?", (json.dumps(actual), lease_id))
+            self._write("UPDATE leases SET confirmed=1, written=? WHERE id=?", (json.dumps(actual), lease_id))
             self._keep_true(lease_id, confirmed=True, written=actual)
 
     def renew(self, lease_id: int, expires: float) -> None:
         with self._lock:
-            self._run("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))
+            self._write("UPDATE leases SET expires=?, confirmed=1 WHERE id=?", (expires, lease_id))
             self._keep_true(lease_id, confirmed=True, expires_unix_s=expires)
 
     def run_out(self, lease_id: int, now: float) -> None:
         """Its prior value is in force, and what we wrote may still come: it is known as ours then, and given back at once."""
         with self._lock:
-            self._run("UPDATE leases SET expires=?, confirmed=0, before=prior WHERE id=?", (now, lease_id))
+            self._write("UPDATE leases SET expires=?, confirmed=0, before=prior WHERE id=?", (now, lease_id))
             if self._held is not None and lease_id in self._held:
                 self._keep_true(lease_id, expires_unix_s=now, confirmed=False, before=self._held[lease_id].prior)
 
     def note_reverts(self, lease_id: int, reverts: int) -> None:
         with self._lock:
-            self._run("UPDATE leases SET reverts=? WHERE id=?", (reverts, lease_id))
+            self._write("UPDATE leases SET reverts=? WHERE id=?", (reverts, lease_id))
             self._keep_true(lease_id, reverts=reverts)
 
     def end(self, lease_id: int, outcome: Outcome, now: float) -> None:
         """The lease is over: released, expired, contended or failed."""
         with self._lock:
-            self._run("UPDATE leases SET ended=?, outcome=? WHERE id=?", (now, outcome.value, lease_id))
+            self._write("UPDATE leases SET ended=?, outcome=? WHERE id=?", (now, outcome.value, lease_id))
             if self._held is not None:
                 self._held.pop(lease_id, None)
 
@@ -208,7 +214,7 @@ class Ledger:
     def _read_leases(self, before: Mapping[int, Lease]) -> dict[int, Lease]:
         rows = self._run("SELECT * FROM leases INDEXED BY one_lease_in_force WHERE ended IS NULL")
         rows.sort(key=itemgetter(0))  # thousands of wide rows: quicker here than in SQLite
-        return {row[0]: _lease(row, before[row[0]].target if row[0] in before else None) for row in rows}
+        return {row[0]: lease_of(row, before[row[0]].target if row[0] in before else None) for row in rows}
 
     # Decisions
 
@@ -217,22 +223,8 @@ class Ledger:
         verdict: Outcome, reason: str, lease_expires: float | None = None,
     ) -> Decision:  # fmt: skip
         """Append one line to the decision log."""
-        ((number,),) = self._run(
-            "INSERT INTO decisions (time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)"
-            " VALUES (?,?,?,?,?,?,?,?,?,?) RETURNING id",
-            (
-                time,
-                tick,
-                policy,
-                backend,
-                knob.value,
-                json.dumps(from_value),
-                json.dumps(to_value),
-                verdict.value,
-                reason,
-                lease_expires,
-            ),
-        )
+        values = (json.dumps(from_value), json.dumps(to_value), verdict.value, reason, lease_expires)
+        number = self._add(RECORD, (time, tick, policy, backend, knob.value, *values))
         self._prune()
         return Decision(number, time, tick, policy, backend, knob, from_value, to_value, verdict, reason, lease_expires)
 
@@ -240,8 +232,8 @@ class Ledger:
         self._since_prune += 1
         if self._since_prune >= PRUNE_EVERY:
             self._since_prune = 0
-            self._run("DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ?", (MAX_DECISIONS,))
-            self._run("DELETE FROM leases WHERE ended IS NOT NULL AND id <= (SELECT max(id) FROM leases) - ?", (MAX_DECISIONS,))
+            self._write("DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ?", (MAX_DECISIONS,))
+            self._write("DELETE FROM leases WHERE ended IS NOT NULL AND id <= (SELECT max(id) FROM leases) - ?", (MAX_DECISIONS,))
 
     def decisions(self, backend: str | None = None, since: float | None = None, limit: int = 100) -> tuple[Decision, ...]:
         """Newest first; ``since`` in epoch seconds."""
@@ -249,17 +241,14 @@ class Ledger:
             "SELECT * FROM decisions WHERE (?1 IS NULL OR backend = ?1) AND (?2 IS NULL OR time >= ?2) ORDER BY id DESC LIMIT ?3",
             (backend, since, limit),
         )
-        return tuple(_decision(row) for row in rows)
+        return tuple(decision_of(row) for row in rows)
 
     # Weights of the HScore
 
     def record_weights(self, time: float, by: str, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Append one change of the weights. ``time`` in epoch seconds."""
-        self._run(
-            "INSERT INTO weights (time, by, before, after) VALUES (?,?,?,?)",
-            (time, by, json.dumps(dict(before)), json.dumps(dict(after))),
-        )
-        self._run("DELETE FROM weights WHERE id <= (SELECT max(id) FROM weights) - ?", (MAX_WEIGHTS_CHANGES,))
+        self._add(RECORD_WEIGHTS, (time, by, json.dumps(dict(before)), json.dumps(dict(after))))
+        self._write("DELETE FROM weights WHERE id <= (SELECT max(id) FROM weights) - ?", (MAX_WEIGHTS_CHANGES,))
 
     def weights_changes(self, limit: int) -> tuple[WeightsChange, ...]:
         """Newest first."""
@@ -272,8 +261,8 @@ class Ledger:
         """One more removal of this backend; returns how many within the memory."""
         count = self.attempts(now).get(backend, 0) + 1
         # Names come and go with the fleet: those whose memory is over go with it.
-        self._run("DELETE FROM attempts WHERE last <= ?", (now - ATTEMPT_MEMORY_S,))
-        self._run("INSERT OR REPLACE INTO attempts (backend, count, last) VALUES (?,?,?)", (backend, count, now))
+        self._write("DELETE FROM attempts WHERE last <= ?", (now - ATTEMPT_MEMORY_S,))
+        self._write(COUNT_ATTEMPT, (backend, count, now))
         return count
 
     def attempts(self, now: float) -> dict[str, int]:
@@ -283,7 +272,7 @@ class Ledger:
     def forget_attempts(self, backends: Iterable[str]) -> None:
         """A person has looked at these: they count from one again."""
         for name in backends:
-            self._run("DELETE FROM attempts WHERE backend = ?", (name,))
+            self._write("DELETE FROM attempts WHERE backend = ?", (name,))
 
     # Writes that may still come to be in force
 
@@ -304,47 +293,6 @@ class Ledger:
 
     def set_meta(self, key: str, value: str | None) -> None:
         if value is None:
-            self._run("DELETE FROM meta WHERE key=?", (key,))
+            self._write("DELETE FROM meta WHERE key=?", (key,))
         else:
-            self._run("INSERT OR REPLACE INTO meta (key, value) VALUES (?,?)", (key, value))
-
-
-def _lease(row: tuple[Any, ...], known: Target | None) -> Lease:
-    """``known`` is the target that it probably is: where everybody has the same object, nobody has to compare names."""
-    (
-        number, backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, confirmed, reverts,
-        _ended, _outcome, before,
-    ) = row  # fmt: skip
-    target = Target(gateway, server, pool)
-    return Lease(
-        id=number,
-        backend=backend,
-        target=known if known is not None and known == target else target,
-        knob=Knob(knob),
-        policy=policy,
-        prior=json.loads(prior),
-        written=json.loads(written),
-        reason=reason,
-        created_unix_s=created,
-        expires_unix_s=expires,
-        confirmed=bool(confirmed),
-        reverts=reverts,
-        before=None if before is None else json.loads(before),
-    )
-
-
-def _decision(row: tuple[Any, ...]) -> Decision:
-    (number, time, tick, policy, backend, knob, from_value, to_value, verdict, reason, expires) = row
-    return Decision(
-        number,
-        time,
-        tick,
-        policy,
-        backend,
-        Knob(knob),
-        json.loads(from_value),
-        json.loads(to_value),
-        Outcome(verdict),
-        reason,
-        expires,
-    )
+            self._write(SET_META, (key, value))

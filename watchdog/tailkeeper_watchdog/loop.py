@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from tailkeeper_watchdog import core, quarantine
+from tailkeeper_watchdog import core, quarantine, unwritten
 from tailkeeper_watchdog.actuators.contract import Support
 from tailkeeper_watchdog.advice import advised
 from tailkeeper_watchdog.beat import Beat
@@ -26,7 +26,7 @@ from tailkeeper_watchdog.fleet import Fleet, Server, succeeded, turnover
 from tailkeeper_watchdog.guards import GuardContext, holds_up, is_drain
 from tailkeeper_watchdog.happenings.names import Step
 from tailkeeper_watchdog.leadership import Leadership, NotLeadingError
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.leftover import LeftoverInput, leftovers
 from tailkeeper_watchdog.model import (
     DRAIN,
@@ -142,6 +142,8 @@ class Loop:
         self._backoff = Backoff()
         self._acting = asyncio.Lock()
         self._attribution_error: str | None = None
+        self._generation = parts.ledger.generation
+        self._unwritten_since: float | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick on an even beat until ``stop``; a tick that took too long is followed by the next one at once, never by two.
@@ -186,6 +188,7 @@ class Loop:
         rules = replace(parts.rules, weights=parts.weighing.in_force)
         self._follow(started)
         await self._ask_who_leads()
+        self._take_up()
         noted = parts.ledger.leases()
         leases = adopted(noted, self.fleet.backends)
         collected, self.report = await self._collect(started, leases)
@@ -206,6 +209,7 @@ class Loop:
         verdicts = core.guard_all(desired, self._guard_context(situation, owned, given))
         kept_out = quarantined(owned, given.attempts, parts.guards)
         told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
+        told += self._unwritten(snapshot.now)
         memory = core.keep_book(memory, told, situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, owned, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
@@ -214,6 +218,8 @@ class Loop:
         self.memory = replace(memory, returning=replace(memory.returning, no_ramp=memory.returning.no_ramp | executed.no_ramp))
         self._lap(Step.ACT)
         unacted = note_unacted(parts.ledger, parts.decisions, self._tick, desired, verdicts)
+        with contextlib.suppress(LedgerError):  # the next tick asks first whether it can be written, and says so
+            await parts.ledger.settled()
         decisions = (*unacted, *executed.decisions)
         self._attribute(collected, decisions, situation)
         self._lap(Step.ATTRIBUTE)
@@ -223,6 +229,18 @@ class Loop:
 
     def _lap(self, step: Step) -> None:
         self.laps.steps.append((step, self.parts.monotonic()))
+
+    def _unwritten(self, now: float) -> tuple[Symptom, ...]:
+        trouble = self.parts.ledger.trouble
+        self._unwritten_since = None if trouble is None else now if self._unwritten_since is None else self._unwritten_since
+        return unwritten.symptoms(trouble, 0.0 if self._unwritten_since is None else now - self._unwritten_since)
+
+    def _take_up(self) -> None:
+        """Where another watchdog has led since we did, what we remember of the ledger is as old as that."""
+        if self.parts.ledger.generation != self._generation:
+            self.parts.reconciler.take_up()
+            self.parts.weighing.take_up()
+            self._generation = self.parts.ledger.generation
 
     async def _ask_who_leads(self) -> str | None:
         """None where we may act; the switches know it from now on, and with them everything that asks them."""

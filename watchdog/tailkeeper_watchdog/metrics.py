@@ -90,6 +90,10 @@ TICKS_FAILED = Metric(
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
 
+LEDGER_WRITABLE = _gauge(
+    "tailkeeper_ledger_writable", Unit.ONE, "1 while the ledger takes what is noted; at 0 nothing is changed at any gateway."
+)
+
 FINDINGS_OPEN = _gauge(
     "tailkeeper_findings_open",
     Unit.ONE,
@@ -302,6 +306,7 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     TICKS_FAILED,
     OBSERVATION_AGE,
     PAUSED,
+    LEDGER_WRITABLE,
     FINDINGS_OPEN,
     LEASES_IN_FORCE,
     FINDING_SHARE,

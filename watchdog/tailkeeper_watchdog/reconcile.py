@@ -88,10 +88,14 @@ class Reconciler:
         self._log = log
         self._lease_s = lease_s
         self._wall = wall
-        self._noted_pending = ledger.pending()
-        self._pending = PendingWrites(wall, self._noted_pending, ledger.leases())
+        self.take_up()
         self.without_doors = frozenset(name for name, actuator in actuators.items() if not _has_door(actuator))
         """Gateways that carry no traffic, and so can take none away."""
+
+    def take_up(self) -> None:
+        """Go on from what the ledger says is pending, at the start and where somebody else has led meanwhile."""
+        self._noted_pending = self._ledger.pending()
+        self._pending = PendingWrites(self._wall, self._noted_pending, self._ledger.leases())
 
     def support(self, backends: tuple[Backend, ...]) -> dict[tuple[str, Knob], Support]:
         """For each backend and knob whether some gateway of it can turn it, else why not."""
@@ -399,9 +403,11 @@ class _Run:
     async def _write_and_read_back(self, change: Change) -> tuple[ActuatorError | None, KnobValue | None]:
         """What went wrong, if anything, and what the gateway reports now, if it does.
 
-        It is read also after an error: an error of any kind may leave a part of the write done.
+        It is read also after an error: an error of any kind may leave a part of the write done. Raises LedgerError, before
+        anything is done, where what was noted is not safe.
         """
         actuator, may_come = self._actuators[change.target.gateway], True
+        await self._ledger.settled()
         try:
             said = await _error_of(actuator.write(change.target.server, {change.knob: change.value}, self._deadline_s))
             failure, actual = await self._read_back(actuator, change, said)

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -237,6 +238,78 @@ class LeaderSettings(Settings):
         return self
 
 
+_POSTGRES_SCHEMES = ("postgresql", "postgres")
+_SOCKET_OPTIONS = frozenset({"host", "port"})
+_EXAMPLE = "postgresql://tailkeeper@db.example:5432/tailkeeper"
+
+
+def _check_postgres_url(url: str) -> str:
+    """A libpq URL without a secret in it. Messages do not repeat it: it may carry one."""
+    try:
+        parts = urlsplit(url)
+        options = parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise ValueError(f"must be a URL such as {_EXAMPLE}") from None
+    if parts.scheme not in _POSTGRES_SCHEMES or parts.fragment:
+        raise ValueError(f"must be a URL such as {_EXAMPLE}")
+    if ":" in parts.netloc.rpartition("@")[0] or any("password" in name.lower() for name, _ in options):
+        raise ValueError(
+            "must carry no password: it would stand in logs and messages; put it into a file, and name it in password_file"
+        )
+    if not _SOCKET_OPTIONS.issuperset(name for name, _ in options):
+        raise ValueError(
+            "may have ?host= and ?port= for a socket, and no other option; TLS has keys of its own here (sslmode, ca_file)"
+        )
+    return url
+
+
+class LedgerSettings(Settings):
+    """The ledger on a PostgreSQL server instead of in the file `state`: for watchdogs on several machines, of which one leads."""
+
+    url: Annotated[str, Field(max_length=2_000)]
+    """As libpq has it, several hosts too (`host1,host2`): the one that takes writes is found. It may carry no password."""
+    password_file: Path | None = None
+    """One line; read at each connection, so that it may be changed while this runs."""
+    sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] | None = None
+    """Default `verify-full`, and `prefer` where every host is this machine."""
+    ca_file: Path | None = None
+    """Whose certificates are believed; needed to verify one."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    in_schema: Annotated[str, Field(max_length=60, pattern=r"^[a-z_][a-z0-9_]*$")] = "tailkeeper"
+    """The schema in the database that holds the tables; made where it is not there. Each ledger needs one of its own; that of a
+    shard has its number behind the name."""
+    lease_s: Annotated[int, Field(ge=10, le=3_600)] = 15
+    """How long the others wait for a leader that is silent; seconds. As `leader.lease_s`."""
+
+    _check_url = field_validator("url")(_check_postgres_url)
+
+    @model_validator(mode="after")
+    def _can_verify(self) -> LedgerSettings:
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("key_file needs cert_file, the certificate of that key")
+        if self.ca_file is None and self.tls.startswith("verify"):
+            raise ValueError(
+                f"ca_file is missing: with sslmode {self.tls} (the default for another machine) the certificate is verified;"
+                " name the file of its authority, or set sslmode: require to encrypt without knowing to whom"
+            )
+        return self
+
+    @property
+    def tls(self) -> str:
+        """libpq's sslmode."""
+        return self.sslmode or ("prefer" if all(_is_here(host) for host in self._hosts()) else "verify-full")
+
+    def _hosts(self) -> list[str]:
+        parts = urlsplit(self.url)
+        named = [host for name, value in parse_qsl(parts.query) if name == "host" for host in value.split(",")]
+        return [*named, *(place.rpartition(":")[0] or place for place in parts.netloc.rpartition("@")[2].split(",") if place)]
+
+
+def _is_here(host: str) -> bool:
+    return host.startswith(("/", "%2F")) or is_loopback(f"{host}:0")
+
+
 class WatchdogSettings(Settings):
     listen: str = "127.0.0.1:8088"
     tick_s: Annotated[float, Field(ge=0.1, le=3_600)] = 5
@@ -250,8 +323,23 @@ class WatchdogSettings(Settings):
     otlp: WatchdogOtlp = WatchdogOtlp()
     leader: LeaderSettings | None = None
     """Needed where several watchdogs run; without it each of them acts."""
+    ledger: LedgerSettings | None = None
+    """Where `state` is not to be the ledger. A text is its `url`."""
 
     _check_listen = field_validator("listen")(check_address)
+
+    @field_validator("ledger", mode="before")
+    @classmethod
+    def _as_text(cls, given: object) -> object:
+        return {"url": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _one_decides(self) -> WatchdogSettings:
+        if self.ledger is not None and self.leader is not None:
+            raise ValueError(
+                "leader and ledger exclude each other: a ledger in PostgreSQL says itself who leads; leave `leader` out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _guarded(self) -> WatchdogSettings:

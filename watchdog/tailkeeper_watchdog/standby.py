@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ from tailkeeper_watchdog.api.console import add_console
 from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.api.strict import StrictJson
 from tailkeeper_watchdog.leadership import Leadership
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.switches import Switches
 
 log = structlog.get_logger("tailkeeper.watchdog")
@@ -48,21 +48,23 @@ class Led(Protocol):
 
 
 class Standby:
-    """``build`` makes the watchdog, ``state`` is the ledger's file, ``token`` that of the interface, if it has one."""
+    """``build`` makes the watchdog, ``pause`` presses the kill switch of whoever leads, for the reason that it is given;
+    ``token`` is that of the interface, if it has one."""
 
     def __init__(
         self,
         leadership: Leadership,
         build: Callable[[], Led],
         listen: str,
-        state: Path,
+        pause: Callable[[str], Awaitable[None]],
         token: str | None,
         try_every_s: float = TRY_EVERY_S,
     ) -> None:
-        self._leadership, self._build, self._listen, self._state = leadership, build, listen, state
+        self._leadership, self._build, self._listen, self._pause_leader = leadership, build, listen, pause
         self._why_not = FIRST_SENTENCE
         self._try_every_s = try_every_s
         self._led: Led | None = None
+        self._pausing: asyncio.Task[None] | None = None
         self._asgi: ASGIApp = Gate(standing_by(lambda: self._why_not), token)
 
     async def run(self) -> None:
@@ -113,10 +115,20 @@ class Standby:
         """The kill switch works at a watchdog that stands by too: it is in the ledger, which the leader reads at each tick."""
         if self._led is not None:
             self._led.switches.pause(BY_SIGNAL)
-            return
-        ledger = Ledger(self._state)
-        with contextlib.closing(ledger):
-            Switches(ledger, None, lambda: 0.0).pause(BY_SIGNAL)
+        else:
+            self._pausing = asyncio.create_task(self._pause_other())
+
+    async def _pause_other(self) -> None:
+        try:
+            await self._pause_leader(BY_SIGNAL)
+        except LedgerError as error:
+            log.error("the leader could not be paused", error=str(error))
+
+
+async def pause_by_file(state: Path, why: str) -> None:
+    """Presses the kill switch of whoever leads by the ledger in this file. Raises LedgerError."""
+    with contextlib.closing(Ledger(state)) as ledger:
+        Switches(ledger, None, lambda: 0.0).pause(why)
 
 
 def standing_by(why: Callable[[], str]) -> FastAPI:

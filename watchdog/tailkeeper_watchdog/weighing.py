@@ -26,8 +26,13 @@ class Weighing:
     def __init__(self, ledger: Ledger, file: Weights, wall: Callable[[], float]) -> None:
         self._ledger = ledger
         self._wall = wall
-        self._file = self._known_file(file)
-        last = ledger.weights_changes(1)
+        self._file = file
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Go on from what the ledger says, at the start and where somebody else has led meanwhile."""
+        file, self._file = self._file, self._known_file(self._file)
+        last = self._ledger.weights_changes(1)
         self._in_force: Weights = dict(last[0].after) if last else self._file
         self.take_file(file)
 

@@ -29,7 +29,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
-from tailkeeper_watchdog.metrics import TICKS_FAILED, TICKS_MISSED
+from tailkeeper_watchdog.metrics import LEDGER_WRITABLE, TICKS_FAILED, TICKS_MISSED
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.otlp.service import series_of
 from tailkeeper_watchdog.switches import MAX_HOLD_S, Switches
@@ -122,6 +122,13 @@ class Watched:
 
         return await run_in_threadpool(written)
 
+    async def noted(self) -> None:
+        """Returns once a change by a person outlives this process. Raises LedgerError, after which it holds only here."""
+        try:
+            await self.ledger.settled()
+        except LedgerError as error:
+            raise LedgerError(f"it is done here, and could not be written down for whoever leads next: {error}") from error
+
     def paused_or_unknown(self) -> bool | None:
         try:
             return self.switches.paused() is not None
@@ -174,7 +181,7 @@ def build_api(
     _add_insights(api, watched)
     _add_own(api, watched)
     _add_changes(api, watched)
-    add_weights(api, loop.parts.weighing)
+    add_weights(api, loop.parts.weighing, watched.noted)
     _add_alerts(api, Received(), loop.parts.wall)
     add_console(api)
     describe(api, has_token=has_token)
@@ -273,7 +280,8 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     more = (capacity.series(hardware), forecast.series(pages), tuple(series_of(watched.telemetry)))
     told = tuple(kube_announcer.series_of(watched.announcers))
     parts = tuple(shard.series(watched.part, len(watched.names)))
-    return chain(ticks, promises, now, watched.lease_series(), *more, told, parts)
+    writable: Series = (LEDGER_WRITABLE, [((), float(watched.ledger.trouble is None))])
+    return chain(ticks, (writable,), promises, now, watched.lease_series(), *more, told, parts)
 
 
 def _add_own(api: FastAPI, watched: Watched) -> None:
@@ -312,7 +320,7 @@ def _why_not_ready(watched: Watched) -> str:
 
 
 def _add_changes(api: FastAPI, watched: Watched) -> None:
-    _add_pause(api, watched.switches)
+    _add_pause(api, watched)
     _add_holds(api, watched)
 
     @api.post("/api/v1/release")
@@ -329,20 +337,23 @@ def _add_changes(api: FastAPI, watched: Watched) -> None:
         return StrictJson({"decisions": told, "kept": [documents.kept(x, why) for x, why in done.kept], "failed": len(left)})
 
 
-def _add_pause(api: FastAPI, switches: Switches) -> None:
-    def answer() -> Response:
+def _add_pause(api: FastAPI, watched: Watched) -> None:
+    switches = watched.switches
+
+    async def answer() -> Response:
+        await watched.noted()
         why = switches.paused()
         return StrictJson({"paused": why is not None, "paused_because": why})
 
     @api.post("/api/v1/pause")
     async def pause() -> Response:
         switches.pause("paused by API")
-        return answer()
+        return await answer()
 
     @api.post("/api/v1/resume")
     async def resume() -> Response:
         switches.resume()
-        return answer()
+        return await answer()
 
 
 def _add_holds(api: FastAPI, watched: Watched) -> None:
@@ -351,6 +362,7 @@ def _add_holds(api: FastAPI, watched: Watched) -> None:
     async def hold(backend: str, wanted: HoldRequest) -> Response:
         watched.require(backend)
         held = watched.switches.hold(backend, wanted.reason, wanted.for_s)
+        await watched.noted()
         return StrictJson({"backend": backend, "reason": held.reason, "until": held.until_unix_s})
 
     @api.delete("/api/v1/backends/{backend:path}/hold")
@@ -358,6 +370,7 @@ def _add_holds(api: FastAPI, watched: Watched) -> None:
         if not watched.switches.unhold(backend):
             watched.require(backend)
             raise HTTPException(404, f"there is no hold on {backend!r}")
+        await watched.noted()
         return StrictJson({"backend": backend, "held": False})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
@@ -74,7 +75,9 @@ class ConfigRequest(Strict):
     by: Name
 
 
-def add_weights(api: FastAPI, weighing: Weighing) -> None:
+def add_weights(api: FastAPI, weighing: Weighing, noted: Callable[[], Awaitable[None]]) -> None:
+    """``noted`` waits until a change outlives the process."""
+
     @api.get(PATH)
     async def config() -> Response:
         return StrictJson(_document(weighing))
@@ -84,6 +87,7 @@ def add_weights(api: FastAPI, weighing: Weighing) -> None:
     async def change(request: Request) -> Response:
         wanted = _wanted(await request.body())
         weighing.change(wanted.weights.model_dump(), wanted.by)
+        await noted()
         return StrictJson(_document(weighing))
 
 
