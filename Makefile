@@ -8,7 +8,7 @@ HARNESS := tools/board_harness
 PAGE := $(HARNESS)/dist/main.js
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate board-harness boards fuzz soak soak-day chaos compose-check bench scale release-check clean schemathesis
+.PHONY: help demo test unit check generate board-harness boards fuzz soak soak-day chaos compose-check bench scale schemathesis release-check clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile

@@ -21,7 +21,15 @@ def backend(name: str = "sim-a", **more: Any) -> dict[str, Any]:
 
 def fleet(*backends: dict[str, Any], **more: Any) -> dict[str, Any]:
     at = {"time": 1_000.0, "now": 1_000.4, "tick_s": 0.5, "slo_ttft_p99_s": 1.2}
-    plain = {**at, "tick": 7, "mode": "enforce", "paused": False, "paused_because": None, "error": None, "gateway_errors": {}}
+    plain: dict[str, Any] = {
+        **at,
+        "tick": 7,
+        "mode": "enforce",
+        "paused": False,
+        "paused_because": None,
+        "error": None,
+        "gateway_errors": {},
+    }
     return {**plain, "backends": list(backends) or [backend()], **more}
 
 
