@@ -42,9 +42,10 @@ test: unit ## All tests; those that need a real program are skipped where it is 
 unit: $(READY) ## The fast tests alone: no real programs, under a minute.
 	@$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/scenario $(ARGS)
 
-check: $(READY) ## Lint, types, layers, and whether generated files are as committed.
+check: $(READY) ## Lint, security rules, types, layers, and whether generated files are as committed.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive tailkeeper exporter watchdog dashboards alerts demo tools
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests tools
 	@$(BIN)/lint-imports
