@@ -7,8 +7,10 @@ READY := $(VENV)/.ready
 HARNESS := tools/board_harness
 PAGE := $(HARNESS)/dist/main.js
 
+AUDIT := .venv-audit
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check generate board-harness boards fuzz soak soak-day chaos compose-check bench scale schemathesis release-check clean
+.PHONY: help demo test unit check audit generate board-harness boards fuzz soak soak-day chaos compose-check bench scale schemathesis release-check clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -42,13 +44,19 @@ test: unit ## All tests; those that need a real program are skipped where it is 
 unit: $(READY) ## The fast tests alone: no real programs, under a minute.
 	@$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/scenario $(ARGS)
 
-check: $(READY) ## Lint, types, layers, and whether generated files are as committed.
+check: $(READY) ## Lint, security rules, types, layers, and whether generated files are as committed.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive tailkeeper exporter watchdog dashboards alerts demo tools
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests tools
 	@$(BIN)/lint-imports
 	@$(BIN)/tailkeeper generate --check
+
+audit: ## Known vulnerabilities in all that constraints.txt pins. Asks a public service, so not a part of check.
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) \
+	  && $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'; }
+	@$(AUDIT)/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip --progress-spinner off $(ARGS)
 
 generate: $(READY) ## Write dashboards, rules, Alertmanager configuration and metric docs.
 	@$(BIN)/tailkeeper generate
@@ -86,4 +94,4 @@ release-check: ## Build, check, install and run what would be published, into di
 	@$(PYTHON) tools/release_check.py $(ARGS)
 
 clean: ## Remove the environment and caches.
-	rm -rf $(HARNESS)/node_modules $(HARNESS)/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(HARNESS)/node_modules $(HARNESS)/dist $(VENV) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

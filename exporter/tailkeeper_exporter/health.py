@@ -25,7 +25,7 @@ KV_STALE_S = 10.0
 
 
 class Status(StrEnum):
-    PASS = "pass"  # noqa: S105  not a password
+    PASS = "pass"  # noqa: S105  not a password  # nosec B105
     WARN = "warn"
     FAIL = "fail"
     UNKNOWN = "unknown"

@@ -41,7 +41,7 @@ class Sign(StrEnum):
     """What one chunk shows."""
 
     NOTHING = "nothing"
-    TOKEN = "token"  # noqa: S105  not a secret
+    TOKEN = "token"  # noqa: S105  not a secret  # nosec B105
     FAILURE = "failure"
 
 

@@ -114,7 +114,7 @@ def _loaded(auth: Auth, key: str) -> ssl.SSLContext:
     if auth.cert_file is not None:
         try:
             # An encrypted key would make OpenSSL ask on the terminal; an empty password makes it fail instead.
-            context.load_cert_chain(auth.cert_file, auth.key_file, password="")
+            context.load_cert_chain(auth.cert_file, auth.key_file, password="")  # nosec B106
         except (OSError, ValueError) as error:
             files = " and ".join(str(file) for file in (auth.cert_file, auth.key_file) if file is not None)
             words = "a certificate and its own key are needed, in PEM and not encrypted"

