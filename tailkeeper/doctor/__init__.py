@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tailkeeper.config import Config
-from tailkeeper.doctor import exporters, gateways, helpers, machine, people, prometheus
+from tailkeeper.doctor import exporters, gateways, helpers, ledger, machine, people, prometheus
 from tailkeeper.doctor.backends import Place, check_backend
 from tailkeeper.doctor.findings import Check, Checked, Finding, Mistake, Report, Severity
 from tailkeeper.doctor.running import Progress, run_checks
@@ -147,6 +147,8 @@ def _servers(config: Config, also: Also | None) -> Iterator[prometheus.Server]:
 
 def _machine(config: Config, clients: Clients) -> Iterator[Check]:
     yield Check("this machine", "watchdog.state", partial(machine.check_state, config))
+    if config.watchdog.ledger is not None:
+        yield Check("ledger", ledger.KEY, partial(ledger.check_ledger, config.watchdog.ledger))
     yield Check("this machine", "watchdog.listen", partial(machine.check_watchdog, config, clients))
     if config.guards.pause_file is not None:
         yield Check("this machine", "guards.pause_file", partial(machine.check_pause_file, config.guards.pause_file))

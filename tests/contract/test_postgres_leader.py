@@ -14,9 +14,10 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.leader_lease import leads_for_s
 from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import LedgerError
+from tailkeeper_watchdog.ledger_rows import TABLES
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, Outcome
 from tailkeeper_watchdog.postgres import ledger as postgres_ledger
-from tailkeeper_watchdog.postgres import server, tables, work
+from tailkeeper_watchdog.postgres import server, tables
 from tailkeeper_watchdog.postgres.layout import LayoutRow
 from tailkeeper_watchdog.postgres.leadership import PostgresLeadership
 from tailkeeper_watchdog.postgres.ledger import PostgresLedger
@@ -234,7 +235,7 @@ async def test_a_server_that_has_lost_writes_gets_them_again(postgres: PostgresS
 
 def everything(postgres: PostgresServer, schema: str) -> dict[str, list[tuple[Any, ...]]]:
     """All that a leader reads."""
-    return {table: sorted(postgres.run(f"SELECT * FROM {schema}.{table}{which}")) for table, which in work.TABLES.items()}
+    return {table: sorted(postgres.run(f"SELECT * FROM {schema}.{table}{which}")) for table, which in TABLES.items()}
 
 
 async def test_more_than_can_be_kept_meanwhile_is_written_anew(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tailkeeper.doctor.findings import Mistake
+from tailkeeper.doctor.ledger import check_ledger
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.ledger import LedgerError
 from tailkeeper_watchdog.model import DRAIN, SERVE
@@ -146,6 +148,7 @@ async def test_a_server_that_takes_no_writes_any_more_is_left_alone_until_it_doe
         said = await PostgresLeadership(settings, "other").try_lead()
         assert said is not None
         assert "session is read-only; name the primary in watchdog.ledger.url" in said
+        assert [finding.mistake for finding in await check_ledger(settings)] == [Mistake.LEDGER_READ_ONLY]
     finally:
         postgres.run("SET default_transaction_read_only = off", read_only.format("off"), "SELECT pg_reload_conf()")
     assert await until_it_leads(leadership)
@@ -187,7 +190,9 @@ async def test_a_role_without_the_right_to_make_a_schema_is_told_what_to_ask_for
     said = await said_to(settings)
     assert "permission denied for database tailkeeper" in said
     assert f"CREATE SCHEMA IF NOT EXISTS {settings.in_schema} AUTHORIZATION {ROLE}" in said
+    assert [finding.mistake for finding in await check_ledger(settings)] == [Mistake.LEDGER_NO_RIGHTS]
     postgres.run(f"CREATE SCHEMA IF NOT EXISTS {settings.in_schema} AUTHORIZATION {ROLE}")
+    assert await check_ledger(settings) == []
     await (await led(settings)).step_down()
 
 
@@ -196,24 +201,34 @@ async def test_tables_of_another_role_are_told_as_missing_rights(postgres: Postg
     await (await led(settings)).step_down()
     postgres.run(f"REVOKE ALL ON SCHEMA {settings.in_schema} FROM {ROLE}; ALTER SCHEMA {settings.in_schema} OWNER TO admin")
     assert f"AUTHORIZATION {ROLE}" in await said_to(settings)
+    assert [finding.mistake for finding in await check_ledger(settings)] == [Mistake.LEDGER_NO_RIGHTS]
+    postgres.run(
+        f"GRANT USAGE ON SCHEMA {settings.in_schema} TO {ROLE}; ALTER TABLE {settings.in_schema}.leases OWNER TO admin",
+    )
+    (finding,) = await check_ledger(settings)
+    assert "it may not read and write leases" in finding.what
 
 
 async def test_what_keeps_us_out_is_told_with_what_to_do(postgres: PostgresServer, tmp_path: Path) -> None:
     wrong = secret_file(tmp_path, "not-the-password")
     nobody = f"postgresql://{ROLE}@127.0.0.1:{free_port()}/tailkeeper"
-    cases: list[tuple[dict[str, Any], str, str]] = [
-        ({"password_file": wrong}, f'password authentication failed for user "{ROLE}"', "password_file"),
-        ({"password_file": None}, "no password supplied", "password_file"),
-        ({"url": f"{postgres.url}nowhere"}, 'database "tailkeepernowhere" does not exist', "check user and database"),
-        ({"url": nobody}, "Connection refused", "is it running"),
-        ({"sslmode": "require"}, "server does not support SSL", "sslmode"),
-        ({"password_file": tmp_path / "gone"}, "cannot be read: No such file or directory", "password_file"),
+    refused = Mistake.LEDGER_REFUSED
+    cases: list[tuple[dict[str, Any], Mistake, str, str]] = [
+        ({"password_file": wrong}, refused, f'password authentication failed for user "{ROLE}"', "password_file"),
+        ({"password_file": None}, refused, "no password supplied", "password_file"),
+        ({"url": f"{postgres.url}nowhere"}, refused, 'database "tailkeepernowhere" does not exist', "check user and database"),
+        ({"url": nobody}, Mistake.LEDGER_UNREACHABLE, "Connection refused", "is it running"),
+        ({"sslmode": "require"}, Mistake.LEDGER_TLS, "server does not support SSL", "sslmode"),
+        ({"password_file": tmp_path / "gone"}, refused, "cannot be read: No such file or directory", "password_file"),
     ]
-    for given, what, do in cases:
-        said = await said_to(settings_for(postgres, **given))
-        assert what in said, said
-        assert do in said, said
-        assert "not-the-password" not in said
+    for given, mistake, what, do in cases:
+        settings = settings_for(postgres, **given)
+        (finding,) = await check_ledger(settings)
+        assert finding.mistake is mistake
+        for said in (await said_to(settings), f"{finding.what}; {finding.do}"):
+            assert what in said, said
+            assert do in said, said
+            assert "not-the-password" not in said
 
 
 async def test_a_ledger_of_a_newer_version_is_left_alone(postgres: PostgresServer) -> None:
@@ -223,6 +238,13 @@ async def test_a_ledger_of_a_newer_version_is_left_alone(postgres: PostgresServe
     said = await said_to(settings)
     assert "made by a newer version (schema 99, known 3)" in said
     assert "upgrade this program" in said
+    assert [finding.mistake for finding in await check_ledger(settings)] == [Mistake.LEDGER_NEWER]
+
+
+async def test_a_server_that_has_no_tables_yet_is_well_and_doctor_makes_none(postgres: PostgresServer) -> None:
+    settings = settings_for(postgres)
+    assert await check_ledger(settings) == []
+    assert postgres.run(f"SELECT to_regnamespace('{settings.in_schema}')") == [(None,)]
 
 
 async def test_a_server_is_reached_by_its_socket_too(postgres: PostgresServer) -> None:

@@ -199,7 +199,7 @@ def test_what_asks_engines_and_gateways_reaches_those_of_the_machine() -> None:
 
 def test_the_images_hold_the_versions_that_were_tested() -> None:
     dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
-    assert re.findall(r"sh deploy/install.sh (\S+)$", dockerfile, flags=re.M) == ["gpu", "watchdog,demo,kubernetes"]
+    assert re.findall(r"sh deploy/install.sh (\S+)$", dockerfile, flags=re.M) == ["gpu", "watchdog,demo,kubernetes,postgres"]
     assert "pip install" not in dockerfile
     (install,) = re.findall(r"^pip .* install (.+)$", (ROOT / "deploy/install.sh").read_text(encoding="utf-8"), flags=re.M)
     assert "-c constraints.txt" in install

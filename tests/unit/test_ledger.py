@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, MAX_WEIGHTS_CHANGES, Ledger, LedgerError
+from tailkeeper_watchdog.ledger_rows import SCHEMA_VERSION
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, WeightsChange
 from tests.unit.ledger_cases import CASES, B, Opened, in_words
 
@@ -183,3 +184,18 @@ def test_a_reader_in_another_thread_never_makes_an_older_lease_the_one_that_is_h
         for reader in readers:
             reader.join()
         ledger.close()
+
+
+async def test_a_trouble_that_is_over_is_known_to_be_over_although_nothing_was_to_be_written(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger._db.execute("PRAGMA query_only=ON")
+    with pytest.raises(LedgerError):
+        ledger.set_meta("a", "b")
+    assert ledger.trouble is not None
+    assert "readonly" in ledger.trouble
+    with pytest.raises(LedgerError):
+        await ledger.settled()
+    ledger._db.execute("PRAGMA query_only=OFF")
+    await ledger.settled()
+    assert ledger.trouble is None
+    assert ledger.get_meta("schema_version") == str(SCHEMA_VERSION)

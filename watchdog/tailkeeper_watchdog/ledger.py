@@ -114,8 +114,11 @@ class Ledger:
     async def settled(self) -> None:
         """Returns once what was written until now outlives this process, and we still lead: in a file, at once.
 
-        Whoever is to change something at a gateway waits for it first. Raises LedgerError: then nothing may be changed.
+        Whoever is to change something at a gateway waits for it first. Raises LedgerError: then nothing may be changed. Where
+        the last write failed it tries one, so that a trouble that is over is known to be over.
         """
+        if self.trouble is not None:
+            self._write(SET_META, ("schema_version", str(SCHEMA_VERSION)))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ written by the same words.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tailkeeper_watchdog.model import Decision, Knob, Lease, Outcome, Target
@@ -35,6 +36,17 @@ CREATE TABLE IF NOT EXISTS weights (
 );
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+
+TABLES: Mapping[str, str] = {
+    "leases": " WHERE ended IS NULL",
+    "decisions": "",
+    "attempts": "",
+    "weights": "",
+    "meta": "",
+}
+"""The ledger's content, and which rows of it are read: nobody asks for leases that ended."""
+NUMBERED = ("leases", "decisions", "weights")
+"""Tables whose rows have numbers, which are given once."""
 
 INTEND = """\
 INSERT INTO leases (id, backend, gateway, server, pool, knob, policy, prior, written, reason, created, expires, before)

@@ -143,7 +143,7 @@ class Loop:
         self._acting = asyncio.Lock()
         self._attribution_error: str | None = None
         self._generation = parts.ledger.generation
-        self._unwritten_since: float | None = None
+        self._unwritten = unwritten.Since()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick on an even beat until ``stop``; a tick that took too long is followed by the next one at once, never by two.
@@ -209,7 +209,7 @@ class Loop:
         verdicts = core.guard_all(desired, self._guard_context(situation, owned, given))
         kept_out = quarantined(owned, given.attempts, parts.guards)
         told = (*symptoms, *core.common_cause(verdicts, snapshot), *advised(desired, situation), *quarantine.symptoms(kept_out))
-        told += self._unwritten(snapshot.now)
+        told += unwritten.symptoms(given.unwritten)
         memory = core.keep_book(memory, told, situation)
         memory, changes = self._plan(situation, memory, verdicts, leases, owned, given, kept_out)
         self.memory = memory  # what is known stays known, even where nothing can be done or written
@@ -230,10 +230,10 @@ class Loop:
     def _lap(self, step: Step) -> None:
         self.laps.steps.append((step, self.parts.monotonic()))
 
-    def _unwritten(self, now: float) -> tuple[Symptom, ...]:
-        trouble = self.parts.ledger.trouble
-        self._unwritten_since = None if trouble is None else now if self._unwritten_since is None else self._unwritten_since
-        return unwritten.symptoms(trouble, 0.0 if self._unwritten_since is None else now - self._unwritten_since)
+    def _what_is_unwritten(self, now: float) -> str | None:
+        """Why the ledger cannot be written, once people are to hear of it."""
+        self._unwritten = self._unwritten.then(self.parts.ledger.trouble, now)
+        return self._unwritten.told(now)
 
     def _take_up(self) -> None:
         """Where another watchdog has led since we did, what we remember of the ledger is as old as that."""
@@ -278,6 +278,7 @@ class Loop:
             attempts=parts.ledger.attempts(snapshot.time_unix_s),
             released_at=dict(self._released_at),
             pending=parts.reconciler.pending(),
+            unwritten=self._what_is_unwritten(snapshot.now),
         )
 
     def _learn_support(self) -> None:

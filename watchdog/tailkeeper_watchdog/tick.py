@@ -41,6 +41,8 @@ class TickInputs:
     attempts: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     released_at: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     pending: Pending = field(default_factory=lambda: EMPTY)
+    unwritten: str | None = None
+    """Why the ledger cannot be written, where that lasts."""
     executed: Executed | None = None
     """What acting came to; None where the tick did not get that far."""
     acted: float = 0.0

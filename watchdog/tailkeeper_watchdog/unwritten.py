@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tailkeeper_watchdog.detectors.base import Symptom
 from tailkeeper_watchdog.model import FindingKind, Severity
 
@@ -11,9 +13,24 @@ NAME = "ledger"
 """What stands in a backend's place, as a pool's name does: it is nobody's, and everybody's."""
 
 
-def symptoms(trouble: str | None, for_s: float) -> tuple[Symptom, ...]:
-    """``trouble`` is why the last write failed, and has lasted ``for_s``."""
-    if trouble is None or for_s < TOLD_AFTER_S:
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Why the last write failed, and since when writes do; monotonic seconds."""
+
+    trouble: str | None = None
+    began: float = 0.0
+
+    def then(self, trouble: str | None, now: float) -> Since:
+        return Since(trouble, now if self.trouble is None else self.began)
+
+    def told(self, now: float) -> str | None:
+        """The trouble, once people are to hear of it."""
+        return self.trouble if now - self.began >= TOLD_AFTER_S else None
+
+
+def symptoms(trouble: str | None) -> tuple[Symptom, ...]:
+    """``trouble`` is what people are to hear of."""
+    if trouble is None:
         return ()
     what = f"nothing is changed at any gateway, and nothing given back: the ledger cannot be written. {trouble}"
     return (Symptom(FindingKind.ADVICE, NAME, Severity.PAGE, what, {"trouble": trouble}, signal="ledger"),)

@@ -152,7 +152,11 @@ class PostgresLeadership:
 
     async def _once(self) -> None:
         self._asked_at = self._clock()
-        await (self._take() if self._term is None else self._write())
+        try:
+            await (self._take() if self._term is None else self._write())
+        except Exception as error:  # a mistake of ours: it is a trouble like any other, and the next exchange may be better
+            log.exception("the ledger's exchange failed")
+            self._failed(error)
 
     async def _take(self) -> None:
         began = self._clock()

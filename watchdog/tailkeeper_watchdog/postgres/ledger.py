@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
-from tailkeeper_watchdog.ledger_rows import SET_META
-from tailkeeper_watchdog.postgres.work import TABLES, Content, Statement
+from tailkeeper_watchdog.ledger_rows import SET_META, TABLES
+from tailkeeper_watchdog.postgres.work import Content, Statement
 
 MAX_UNWRITTEN = 20_000
 """Some ten minutes of a large fleet's log while the server is away, about 10 MB."""

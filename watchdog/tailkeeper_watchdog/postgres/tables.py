@@ -8,11 +8,10 @@ clock.
 from __future__ import annotations
 
 from psycopg import sql
-from psycopg.errors import InsufficientPrivilege
 
-from tailkeeper_watchdog.ledger_rows import SCHEMA_VERSION
+from tailkeeper_watchdog.ledger_rows import SCHEMA_VERSION, TABLES
 from tailkeeper_watchdog.postgres.server import Connection
-from tailkeeper_watchdog.postgres.words import NewerSchemaError
+from tailkeeper_watchdog.postgres.words import NewerSchemaError, Said, Trouble
 
 _VERSION_3 = """
 CREATE TABLE leases (
@@ -65,7 +64,11 @@ def bring_up(connection: Connection, schema: str) -> None:
             _make_schema(connection, schema)
             _migrate(connection, found := version(connection))
     if found > SCHEMA_VERSION:
-        raise NewerSchemaError(f"its tables were made by a newer version (schema {found}, known {SCHEMA_VERSION})")
+        raise NewerSchemaError(_newer(found))
+
+
+def _newer(found: int) -> str:
+    return f"its tables were made by a newer version (schema {found}, known {SCHEMA_VERSION})"
 
 
 def _make_schema(connection: Connection, schema: str) -> None:
@@ -82,16 +85,29 @@ def _migrate(connection: Connection, found: int) -> None:
             connection.execute(_NOTE_VERSION, (str(number),))
 
 
-def missing_rights(connection: Connection) -> str | None:
-    """What this role may not do with the tables that are there, or None. For people who look; raises psycopg.Error."""
-    names = ("leases", "decisions", "attempts", "weights", "leader", "meta")
-    try:
-        rows = connection.execute(
-            "SELECT t FROM unnest(%s::text[]) AS t WHERE to_regclass(t) IS NOT NULL"
-            " AND NOT (has_table_privilege(t, 'SELECT') AND has_table_privilege(t, 'INSERT')"
-            " AND has_table_privilege(t, 'UPDATE') AND has_table_privilege(t, 'DELETE'))",
-            (list(names),),
-        ).fetchall()
-    except InsufficientPrivilege as error:
-        return str(error)
-    return f"it may not read and write {', '.join(name for (name,) in rows)}" if rows else None
+def obstacle(connection: Connection, schema: str) -> Said | None:
+    """What would keep a watchdog from using the ledger, found without changing anything. Raises psycopg.Error."""
+    found = version(connection)
+    if found > SCHEMA_VERSION:
+        return Said(Trouble.NEWER, _newer(found))
+    lacking = _rights_lacking(connection) if found else _right_to_make_lacking(connection, schema)
+    return Said(Trouble.NO_RIGHTS, lacking) if lacking else None
+
+
+def _rights_lacking(connection: Connection) -> str:
+    rows = connection.execute(
+        "SELECT t FROM unnest(%s::text[]) AS t WHERE NOT (has_table_privilege(t, 'SELECT') AND has_table_privilege(t, 'INSERT')"
+        " AND has_table_privilege(t, 'UPDATE') AND has_table_privilege(t, 'DELETE'))",
+        ([*TABLES, "leader"],),
+    ).fetchall()
+    return f"it may not read and write {', '.join(name for (name,) in rows)}" if rows else ""
+
+
+def _right_to_make_lacking(connection: Connection, schema: str) -> str:
+    (may,) = connection.execute(
+        "SELECT CASE WHEN to_regnamespace(%(s)s) IS NULL THEN has_database_privilege(current_database(), 'CREATE')"
+        " ELSE has_schema_privilege(to_regnamespace(%(s)s)::oid, 'CREATE') AND has_schema_privilege(to_regnamespace(%(s)s)::oid,"
+        " 'USAGE') END",
+        {"s": f'"{schema}"'},
+    ).fetchone() or (False,)
+    return "" if may else "there are no tables yet, and it may not make any"

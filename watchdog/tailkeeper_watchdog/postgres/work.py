@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tailkeeper_watchdog.ledger_rows import SCHEMA, SET_META
+from tailkeeper_watchdog.ledger_rows import NUMBERED, SCHEMA, SET_META, TABLES
 from tailkeeper_watchdog.postgres.server import Connection
 from tailkeeper_watchdog.postgres.tables import bring_up
 
@@ -24,15 +24,6 @@ Row = tuple[Any, ...]
 Content = Mapping[str, list[Row]]
 """All rows by table."""
 LOAD_STATEMENT_S = 8.0
-TABLES: Mapping[str, str] = {
-    "leases": " WHERE ended IS NULL",
-    "decisions": "",
-    "attempts": "",
-    "weights": "",
-    "meta": "",
-}
-"""The ledger's content, and which rows of it are read: nobody asks for leases that ended."""
-NUMBERED = ("leases", "decisions", "weights")
 NAME = "leader"
 
 _TAKE = """
@@ -50,7 +41,7 @@ ON CONFLICT (name) DO UPDATE SET epoch = leader.epoch + CASE WHEN leader.holder 
   holder = excluded.holder, expires = clock_timestamp() + make_interval(secs => %(lease_s)s)
 WHERE leader.expires <= clock_timestamp() OR leader.holder = excluded.holder RETURNING epoch
 """
-_WHO = "SELECT holder, since FROM leader WHERE name = %s"
+_WHO = "SELECT holder, extract(epoch FROM since)::float8 FROM leader WHERE name = %s"
 _FENCE = """
 UPDATE leader SET revision = revision + 1, expires = clock_timestamp() + make_interval(secs => %s)
 WHERE name = %s AND epoch = %s RETURNING revision
@@ -101,8 +92,9 @@ def take(connection: Connection, schema: str, holder: str, lease_s: float) -> Ta
 
 
 def _who_leads(connection: Connection) -> str:
-    holder, since = connection.execute(_WHO, (NAME,)).fetchone() or ("unknown", datetime.now(UTC))
-    return f"another watchdog leads: {holder}, since {since.astimezone(UTC).isoformat(timespec='seconds')} (by the leader's row)"
+    holder, since_unix_s = connection.execute(_WHO, (NAME,)).fetchone() or ("unknown", 0.0)
+    since = datetime.fromtimestamp(since_unix_s, UTC).isoformat(timespec="seconds")
+    return f"another watchdog leads: {holder}, since {since} (by the leader's row)"
 
 
 def _image_of(connection: Connection) -> sqlite3.Connection:

@@ -89,6 +89,7 @@ _LISTS: Mapping[str, tuple[str, Any]] = {
     "n": ("attempts", Mapping[str, int]),
     "ra": ("released_at", Mapping[str, float]),
     "pe": ("pending", Pending),
+    "uw": ("unwritten", str | None),
 }
 """Inputs that are written whole when they change: key of the line, field, type."""
 

@@ -165,11 +165,17 @@ class _Weights(Weighing):
 class _Again(Loop):
     """The loop, with the numbers of its ticks and the releases by hand taken from the record."""
 
+    _recorded_unwritten: str | None = None
+
     async def again(self, step: RecordedTick) -> TickRecord:
         self._tick = step.tick - 1
         if step.inputs is not None:
             self._released_at = dict(step.inputs.released_at)
+            self._recorded_unwritten = step.inputs.unwritten
         return await self.tick()
+
+    def _what_is_unwritten(self, now: float) -> str | None:
+        return self._recorded_unwritten
 
 
 @dataclass(slots=True)
