@@ -47,6 +47,35 @@ def test_a_write_is_pending_until_its_time_is_over() -> None:
     assert (values(writes), writes.at(PLACE)) == ({}, {})
 
 
+@pytest.mark.parametrize("looked_before", [False, True])
+def test_what_came_in_its_time_is_ours_although_nobody_looked_before_it_was_over(looked_before: bool) -> None:
+    wall, here = Wall(), ("edge", "b")
+    writes = PendingWrites(wall)
+    writes.note(PLACE, 0.5)
+    if looked_before:
+        wall.now += MAY_COME_S - 1
+        writes.looked([here], wall.now)
+    wall.now += 30  # a slow tick
+    writes.looked([here], wall.now)
+    assert values(writes) == {PLACE: [0.5]}, "this reading may show it"
+    wall.now += 30
+    writes.looked([here], wall.now)
+    assert values(writes) == {}, "it was not there"
+
+
+def test_while_its_gateway_is_away_it_is_remembered_but_not_for_ever() -> None:
+    wall = Wall()
+    writes = PendingWrites(wall)
+    writes.note(PLACE, 0.5)
+    writes.looked([("edge", "b")], wall.now)
+    for _ in range(10):
+        wall.now += 60
+        writes.looked([("edge", "another")], wall.now)
+        assert values(writes) == {PLACE: [0.5]}
+    wall.now += MAY_COME_S
+    assert values(writes) == {}
+
+
 def test_one_that_is_sent_once_more_is_pending_anew() -> None:
     wall = Wall()
     writes = PendingWrites(wall)

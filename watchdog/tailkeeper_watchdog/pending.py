@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import inf
 
 from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.model import EMPTY, KnobValue, Lease, Pending, Place, Target
@@ -20,29 +21,56 @@ that is merely slow is waited for. One that is done later looks like a foreign h
 """
 
 
+UNSEEN_S = 600.0
+"""As long is a value remembered whose time is over while nobody can look whether it came: as long as a gateway may be away."""
+
+
+NEVER = (-inf, -inf)
+
+
 class PendingWrites:
     """One entry for each value at each place, for ``MAY_COME_S``: some thousands where every call of the fastest tick fails.
 
-    ``wall`` gives epoch seconds: like leases, they outlive the process.
+    What came in that time may be seen only later, because ticks are seconds apart and a gateway may be away: so it is forgotten
+    once its server was read after its time, and that reading has been judged. ``wall`` gives epoch seconds: like leases, they
+    outlive the process.
     """
 
     def __init__(self, wall: Callable[[], float], noted: Pending = EMPTY, leases: Iterable[Lease] = ()) -> None:
         """``noted`` was pending in the process before this one. Of a write that it died in, only the intent is in ``leases``."""
         self._wall = wall
         self._until: dict[Place, dict[KnobValue, float]] = {place: dict(values) for place, values in noted.items()}
+        self._looked: dict[tuple[str, str], tuple[float, float]] = {}
+        """When the last reading of a server began, and the one before it; of servers where something is pending."""
         for lease in leases:
             if not lease.confirmed and lease.written not in noted.get(lease.place, EMPTY):
                 self.note(lease.place, lease.written)
+        self.everywhere()  # what was over before the start has been waited for
 
     def note(self, place: Place, value: KnobValue) -> None:
         """A call that was to write ``value`` has just ended, and nobody knows what becomes of it."""
         self._until.setdefault(place, {})[value] = self._wall() + MAY_COME_S
 
+    def looked(self, servers: Iterable[tuple[str, str]], began: float) -> None:
+        """These servers, each with its gateway before it, were read, from ``began`` on, epoch seconds."""
+        if not self._until:
+            self._looked = {}
+            return
+        here = {place[:2] for place in self._until}
+        last = {server: self._looked.get(server, NEVER)[1] for server in here.intersection(servers)}
+        kept = {server: times for server, times in self._looked.items() if server in here}
+        self._looked = {**kept, **{server: (before, began) for server, before in last.items()}}
+
     def at(self, place: Place) -> Mapping[KnobValue, float]:
-        """What may still come there, and until when. An end further away than it was ever set: the clock was set back."""
+        """What may still come there, or may have come unseen, and until when.
+
+        An end further away than it was ever set: the clock was set back.
+        """
         now = self._wall()
         values = self._until.get(place, EMPTY)
-        return {value: min(until, now + MAY_COME_S) for value, until in values.items() if now < until}
+        judged = self._looked.get(place[:2], (now, now))[0]
+        over = max(min(now, judged), now - UNSEEN_S)
+        return {value: min(until, now + MAY_COME_S) for value, until in values.items() if over < until}
 
     def everywhere(self) -> Pending:
         """What may still come, by place. What cannot any more is forgotten."""

@@ -149,6 +149,7 @@ class Reconciler:
         servers: dict[Target, ServerState] = {}
         errors: dict[str, str] = {}
         gone: set[str] = set()
+        began = self._wall()
 
         async def one(gateway: str, targets: Mapping[Target, None]) -> None:
             actuator = self._actuators.get(gateway)
@@ -169,6 +170,7 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             for gateway, targets in by_gateway.items():
                 group.create_task(one(gateway, targets))
+        self._pending.looked(((target.gateway, target.server) for target in servers), began)
         return GatewayReport(servers, errors, frozenset(gone))
 
     async def execute(
