@@ -437,9 +437,11 @@ class Loop:
         self._contended_until.update(dict.fromkeys(executed.contended & ours, wall + self.parts.guards.lease_s))
         out = {lease.backend for lease in given.leases if lease.confirmed and is_drain(lease.knob, lease.written)}
         drained = {c.backend: None for c in changes if _removes(c) and (c.lease is None or c.backend not in out)}
-        for backend in drained:  # at however many gateways, it is one removal
-            if (backend, Knob.ADMISSION) in executed.changed:
-                self.parts.ledger.count_attempt(backend, wall)
+        removed = [b for b in drained if (b, Knob.ADMISSION) in executed.changed]  # at however many gateways, it is one removal
+        if removed:
+            with self.parts.ledger.together():
+                for backend in removed:
+                    self.parts.ledger.count_attempt(backend, wall)
         return executed
 
     def _record(

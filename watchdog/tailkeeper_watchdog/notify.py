@@ -88,7 +88,7 @@ class Notifier:
         self.last_error: str | None = None
 
     def owed(self, closed: Iterable[Finding]) -> list[Finding]:
-        """Those whose end Alertmanager is to be told: it has their beginning or may get it now. Of nearly all it has both."""
+        """Those whose end Alertmanager is to be told: it has their beginning, or may get it now. Of nearly all it has both."""
         told = {alert["annotations"].get("finding") for alert in (*self._told.values(), *self._open.values(), *self._under_way)}
         return [finding for finding in closed if finding.id in told]
 

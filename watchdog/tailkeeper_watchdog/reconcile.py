@@ -334,7 +334,6 @@ class _Run:
     async def _one(self, change: Change) -> None:
         if change.kind is ChangeKind.RENEW and change.lease is not None:
             return  # together with the others, before
-        now = self._wall()
         lease = change.lease
         if change.kind is ChangeKind.ALREADY:
             self._decide(change, Outcome.ALREADY, change.reason)
@@ -343,12 +342,10 @@ class _Run:
         elif lease is None:
             raise AssertionError(f"{change.kind} without a lease")
         elif change.kind is ChangeKind.FORGET:
-            self._ledger.end(lease.id, Outcome.CONTENDED, now)
             self.contended.add((change.backend, change.knob))
-            self._decide(change, Outcome.CONTENDED, f"a foreign hand keeps changing it; left alone ({change.reason})")
+            self._end(change, lease, Outcome.CONTENDED, f"a foreign hand keeps changing it; left alone ({change.reason})")
         elif change.kind is ChangeKind.LOST:
-            self._ledger.end(lease.id, Outcome.EXPIRED, now)
-            self._decide(change, Outcome.EXPIRED, change.reason)
+            self._end(change, lease, Outcome.EXPIRED, change.reason)
         else:
             await self._give_back(change, lease)
 
@@ -363,9 +360,10 @@ class _Run:
             self._ledger.note_reverts(lease.id, change.reverts)
         failure, actual = await self._write_and_read_back(change)
         if failure is None and actual is not None:
-            self._ledger.confirm(lease.id, actual)
             self.changed.add((change.backend, change.knob))
-            self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
+            with self._ledger.together():  # done is done: one commit, and not two, before the next call
+                self._ledger.confirm(lease.id, actual)
+                self._decide(change, Outcome.APPLIED, f"{change.reason}; read back", expires)
             return
         before = change.lease.written if change.lease else change.prior
         unchanged = actual is not None and same(change.knob, actual, before) and not same(change.knob, actual, change.value)
@@ -395,12 +393,17 @@ class _Run:
         if failure is not None:
             self._decide(change, Outcome.FAILED, f"giving back: {failure}")
         elif may_end(lease, self._pending.at(lease.place)):
-            self._ledger.end(lease.id, outcome, self._wall())
-            self._decide(change, outcome, f"{change.reason}; prior value read back")
+            self._end(change, lease, outcome, f"{change.reason}; prior value read back")
         else:
             self._ledger.run_out(lease.id, self._wall())
             self.kept.append((lease, MAY_STILL_COME))
             self._decide(change, outcome, f"{change.reason}; prior value read back, and {MAY_STILL_COME}")
+
+    def _end(self, change: Change, lease: Lease, outcome: Outcome, reason: str) -> None:
+        """The end of a lease and the line that says so, or neither."""
+        with self._ledger.together():
+            self._ledger.end(lease.id, outcome, self._wall())
+            self._decide(change, outcome, reason)
 
     async def _write_and_read_back(self, change: Change) -> tuple[ActuatorError | None, KnobValue | None]:
         """What went wrong, if anything, and what the gateway reports now, if it does.
