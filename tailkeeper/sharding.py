@@ -5,6 +5,7 @@ Files and leases are named by the shard's index alone, so that one of another nu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tailkeeper.config import MAX_BACKENDS, Config
 from tailkeeper_watchdog.gateways import RouterGateway
 from tailkeeper_watchdog.settings import LedgerSettings
-from tailkeeper_watchdog.shard import MAX_SPLIT_NAMED, Neighbours, Shard, divided, is_own, split_pools
+from tailkeeper_watchdog.shard import MAX_SHARDS, MAX_SPLIT_NAMED, Neighbours, Shard, divided, is_own, split_pools
 
 if TYPE_CHECKING:
     from tailkeeper_exporter.discovery import Discoverer
@@ -77,6 +78,32 @@ class _Others:
 def named(path: Path, shard: Shard) -> Path:
     """``tailkeeper.db`` is ``tailkeeper-0.db`` of shard 0, of however many."""
     return path.with_name(f"{path.stem}-{shard.index}{path.suffix}")
+
+
+def abandoned(part: Sharded) -> Iterator[str]:
+    """Sentences about ledgers of shards that are no more, and of a watchdog for all, in which changes are in force still: files
+    beside ours; those in PostgreSQL are not looked at.
+
+    Nobody opens them any more. Ask while leading: then nobody of another number of shards leads.
+    """
+    from tailkeeper_watchdog.ledger import Ledger, LedgerError
+
+    whole = part.whole_state
+    known = {whole: "stop all shards and run `tailkeeper release-all -c FILE`"}
+    for index in range(part.shard.of, MAX_SHARDS):
+        known[named(whole, Shard(index, MAX_SHARDS))] = f"run `tailkeeper release-all -c FILE --shard {index}/{index + 1}`"
+    for path, do in known.items():
+        if not path.is_file():
+            continue
+        try:
+            ledger = Ledger(path)
+            left = len(ledger.leases())
+            ledger.close()
+        except LedgerError as error:
+            yield f"{path}: {error}"
+        else:
+            if left:
+                yield f"{path}: changes are in force that nobody gives back ({left}); {do}"
 
 
 def _own(config: Config, backends: tuple[WatchedBackend, ...], shard: Shard) -> Config:

@@ -9,10 +9,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from tailkeeper.config import Config
 from tailkeeper.ending import FAILED, USAGE, fail, need
 from tailkeeper_exporter.change_rights import read_token
 from tailkeeper_watchdog.weights_file import WeightsFile
+
+log = structlog.get_logger("tailkeeper.watchdog")
 
 if TYPE_CHECKING:
     from tailkeeper.sharding import Sharded
@@ -95,6 +99,11 @@ def _built(
     from tailkeeper_watchdog.app import Watchdog
     from tailkeeper_watchdog.ledger import LedgerError
 
+    if part is not None and part.shard.index == 0:  # one of them says it
+        from tailkeeper.sharding import abandoned
+
+        for sentence in abandoned(part):
+            log.warning("a ledger without a watchdog", ledger=sentence)
     try:
         found = None if discoverer is None else lambda: discoverer.backends
         return Watchdog(config.for_watchdog(), found, file, leadership, None if part is None else part.neighbours, ledger)

@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 from tailkeeper.cli import app
 from tailkeeper.config import Config, parse
-from tailkeeper.sharding import SplitPoolsError, sharded
+from tailkeeper.sharding import SplitPoolsError, abandoned, sharded
 from tailkeeper_exporter.discovery.base import Found, Listing
 from tailkeeper_watchdog.actuators import build_actuator
+from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.model import Knob, Target
 from tailkeeper_watchdog.reconcile import _has_door
 from tailkeeper_watchdog.settings import GatewayRef, WatchedBackend
 from tailkeeper_watchdog.shard import SINGLE, WHOLE, Shard, owner_of, split_pools, units_of
@@ -139,3 +141,16 @@ def test_a_found_backend_that_splits_a_pool_is_told() -> None:
     ]
     assert split_pools(backends, kinds, OF) == (f"hook:{elsewhere()}",)
     assert split_pools(backends, kinds, 1) == ()
+
+
+def test_a_ledger_that_no_shard_opens_any_more_is_told_while_changes_of_it_are_in_force(tmp_path: Path) -> None:
+    held = {"t.db": "stop all shards and run `tailkeeper release-all -c FILE`", "t-2.db": "", "t-4.db": None}
+    held["t-3.db"] = "run `tailkeeper release-all -c FILE --shard 3/4`"
+    for name, do in held.items():
+        ledger = Ledger(tmp_path / name)
+        if do is not None:
+            ledger.intend("a", Target("edge", "a", "llm"), Knob.ADMISSION, "gate", "serve", "drain", "hung", 1.0, 2.0)
+        ledger.close()
+    part = sharded(parse(document(watchdog={"state": str(tmp_path / "t.db")})), Shard(0, OF))
+    words = "changes are in force that nobody gives back (1)"
+    assert list(abandoned(part)) == [f"{tmp_path / name}: {words}; {held[name]}" for name in ("t.db", "t-3.db")]
