@@ -19,11 +19,13 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog import metrics
 from tailkeeper_watchdog.api.page import OPENMETRICS, TEXT, TickDurations, WatchdogCollector, render, wants_openmetrics
+from tailkeeper_watchdog.api.security import Gate
 from tailkeeper_watchdog.model import Outcome
 from tailkeeper_watchdog.policies import POLICIES
+from tailkeeper_watchdog.shard import Left, Shard
 from tests.e2e.real_programs import binary
 from tests.scenario.world import World
-from tests.unit.watchdog_http import client_of, gated, world_at
+from tests.unit.watchdog_http import application, client_of, world_at
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -55,7 +57,9 @@ ACCEPT = [
 
 
 async def _page(world: World, accept: str = "", durations: TickDurations | None = None) -> tuple[str, str]:
-    async with client_of(gated(world, durations=durations)) as client:
+    """Of a watchdog that is one shard of three, which has every series that there is."""
+    part = Shard(0, 3), Left(7, frozenset(), ())
+    async with client_of(Gate(application(world, durations, part=lambda: part), None)) as client:
         answer = await client.get("/metrics", headers={"accept": accept})
     assert answer.status_code == 200
     return answer.text, answer.headers["content-type"]
