@@ -104,10 +104,10 @@ def _image_of(connection: Connection) -> sqlite3.Connection:
     image.execute("BEGIN")
     for table, which in TABLES.items():
         with connection.cursor(binary=True) as cursor:
-            cursor.execute(f"SELECT * FROM {table}{which}".encode())  # noqa: S608  names of ours
+            cursor.execute(f"SELECT * FROM {table}{which}".encode())  # noqa: S608  names of ours  # nosec B608
             image.executemany(_insert(table, len(cursor.description or ())), cursor)
     for table in NUMBERED:
-        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}".encode()).fetchone() or (0,)  # noqa: S608
+        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}".encode()).fetchone() or (0,)  # noqa: S608  # nosec B608
         image.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         image.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, last))
     image.execute("COMMIT")
@@ -115,7 +115,7 @@ def _image_of(connection: Connection) -> sqlite3.Connection:
 
 
 def _insert(table: str, columns: int) -> str:
-    return f"INSERT INTO {table} VALUES ({','.join('?' * columns)})"  # noqa: S608  names of ours
+    return f"INSERT INTO {table} VALUES ({','.join('?' * columns)})"  # noqa: S608  names of ours  # nosec B608
 
 
 def write(connection: Connection, term: Term, statements: tuple[Statement, ...], again: bool, lease_s: float) -> Written:
@@ -170,7 +170,7 @@ def _replacing(table: str, rows: Iterable[Row]) -> Iterable[Statement]:
     """Whatever has the same key there goes first: a lease that ended there is in force here, or a change is the same."""
     key = "backend" if table == "attempts" else "id"
     for row in rows:
-        yield f"DELETE FROM {table} WHERE {key} = ?", (row[0],)  # noqa: S608  names of ours
+        yield f"DELETE FROM {table} WHERE {key} = ?", (row[0],)  # noqa: S608  names of ours  # nosec B608
         yield _insert(table, len(row)), row
 
 
