@@ -32,6 +32,8 @@ class Place:
     urls: tuple[str, ...]
     api_key_file: Path | None = None
     token_file: Path | None = None
+    other_secrets: tuple[tuple[str, Path], ...] = ()
+    """Files that hold a secret of another kind, by their keys."""
 
 
 def places(config: Config, example: BackendSettings | None) -> Iterator[Place]:
@@ -49,6 +51,10 @@ def places(config: Config, example: BackendSettings | None) -> Iterator[Place]:
     yield Place("watchdog.alertmanager", alertmanager.auth, _urls(alertmanager))
     yield Place("exporter", Auth(), (), token_file=config.exporter.token_file)
     yield Place("watchdog", Auth(), (), token_file=config.watchdog.token_file)
+    ledger = config.watchdog.ledger
+    if ledger is not None:
+        held = (("password_file", ledger.password_file), ("key_file", ledger.key_file))
+        yield Place("watchdog.ledger", Auth(), (), other_secrets=tuple((key, file) for key, file in held if file is not None))
 
 
 def _of_backend(key: str, backend: BackendSettings) -> Place:
@@ -104,6 +110,7 @@ def warnings(found: Iterable[Place]) -> Iterator[str]:
 def _warnings_of(place: Place) -> Iterator[str]:
     secrets = [(f"auth.{name}", file) for name, file in secret_files(place.auth)]
     secrets += [(name, file) for name in ("api_key_file", "token_file") if (file := getattr(place, name)) is not None]
+    secrets += place.other_secrets
     for name, file in secrets:
         if read_by_all(file):
             yield f"{place.key}.{name}: {file} can be read by every user of this machine; chmod o-r {file}"

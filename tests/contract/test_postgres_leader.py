@@ -109,6 +109,23 @@ async def test_what_a_stale_leader_writes_is_refused_and_it_stands_by(postgres: 
         await leadership.step_down()
 
 
+async def test_an_epoch_that_is_given_twice_makes_no_two_leaders(postgres: PostgresServer, settings: LedgerSettings) -> None:
+    """As after a failover to a replica that had not heard of the last leader: it counts from the one before."""
+    first = await led(settings, "first")
+    assert first.term is not None
+    postgres.run(f"UPDATE {settings.in_schema}.leader SET epoch = {first.term.epoch - 1}, expires = clock_timestamp()")
+    second = await led(settings, "second")
+    assert second.term is not None
+    assert second.term.epoch == first.term.epoch
+    note_a_line(first.ledger, "of the first")
+    with pytest.raises(LedgerError, match="another watchdog leads: second"):
+        await first.settle()
+    await first.step_down()
+    note_a_line(second.ledger, "of the second")
+    await second.step_down()
+    assert reasons(postgres, settings) == ["of the second"]
+
+
 async def test_one_that_leads_again_knows_what_the_other_one_did(postgres: PostgresServer, settings: LedgerSettings) -> None:
     first = PostgresLeadership(settings, "first", clock=asking_always())
     assert await first.try_lead() is None

@@ -15,15 +15,16 @@ from tailkeeper.doctor.findings import Mistake
 from tailkeeper.doctor.ledger import check_ledger
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.ledger import LedgerError
-from tailkeeper_watchdog.model import DRAIN, SERVE
+from tailkeeper_watchdog.model import DRAIN, SERVE, Knob
 from tailkeeper_watchdog.postgres.leadership import PATIENCE_S, PostgresLeadership
 from tailkeeper_watchdog.settings import LedgerSettings
 from tests.contract.postgres_world import led, secret_file, settings_for
 from tests.contract.test_postgres_leader import asking_always, note_a_line, reasons, until_it_leads
 from tests.contract.tls_world import certificates
-from tests.e2e.postgres_server import PASSWORD, ROLE, PostgresServer
-from tests.e2e.real_programs import free_port
+from tests.e2e.postgres_server import PASSWORD, ROLE, PostgresServer, postgres_server
+from tests.e2e.real_programs import free_port, wait_until
 from tests.scenario.world import World
+from tests.unit.ledger_cases import B
 
 MARGIN_S = 2.0
 """For a machine that others load as well."""
@@ -282,3 +283,30 @@ async def test_the_servers_certificate_is_verified_to_the_name(postgres: Postgre
     finally:
         postgres.stop()
         postgres.start()
+
+
+async def test_a_replica_that_takes_the_primarys_place_gets_what_it_had_not_been_told() -> None:
+    """A real failover: the primary is killed with writes that never reached the replica, and the replica is promoted."""
+    with postgres_server() as primary, postgres_server(primary) as replica:
+        both = f"postgresql://{ROLE}@127.0.0.1:{primary.port},127.0.0.1:{replica.port}/tailkeeper"
+        settings = settings_for(primary, url=both)
+        leadership = await led(settings)
+        note_a_line(leadership.ledger, "on both")
+        await leadership.settle()
+        wait_until(lambda: reasons(replica, settings) == ["on both"], "the replica has it")
+        replica.kill()
+        note_a_line(leadership.ledger, "on the primary alone")
+        leadership.ledger.intend("b", B, Knob.ADMISSION, "p", SERVE, DRAIN, "hung", 10.0, 310.0)
+        await leadership.settle()
+        primary.kill()
+        replica.start()
+        said = await PostgresLeadership(settings, "other").try_lead()
+        assert said is not None
+        assert "session is read-only" in said or "hot standby" in said
+        note_a_line(leadership.ledger, "meanwhile")
+        replica.promote()
+        assert await until_it_leads(leadership, 500)
+        await leadership.settle()
+        assert reasons(replica, settings) == ["on both", "on the primary alone", "meanwhile"]
+        assert reasons(replica, settings, "leases") == ["hung"]
+        await leadership.step_down()

@@ -48,7 +48,7 @@ def _user() -> str | None:
 class PostgresServer:
     """Makes the cluster; ``start`` runs it. ``folder`` must be one that any user may go to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, replica_of: PostgresServer | None = None) -> None:
         self.folder, self.port = folder, free_port()
         self._user = _user()
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,8 +57,12 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(folder, self._user)
             shutil.chown(secret, self._user)
-        words = ["-D", str(self.data), "-U", ADMIN, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C"]
-        subprocess.run([program("initdb"), *words, "--no-sync"], check=True, capture_output=True, user=self._user, cwd=folder)
+        words = [program("initdb"), "-U", ADMIN, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C"]
+        if replica_of is not None:
+            source = f"host=127.0.0.1 port={replica_of.port} user={ADMIN} password={PASSWORD}"
+            words = [program("pg_basebackup"), "-d", source, "-R", "-c", "fast"]
+        argv = [*words, "-D", str(self.data), "--no-sync"]
+        subprocess.run(argv, check=True, capture_output=True, user=self._user, cwd=folder)
 
     @property
     def data(self) -> Path:
@@ -143,6 +147,11 @@ class PostgresServer:
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
 
+    def promote(self) -> None:
+        """A replica takes writes from now on."""
+        with self.admin() as admin:
+            admin.execute("SELECT pg_promote()")
+
     def kill(self) -> None:
         """SIGKILL to all of it."""
         assert self._process is not None
@@ -161,16 +170,17 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """A running server with the database and the role of the tests."""
+def postgres_server(replica_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
+    """A running server with the database and the role of the tests, or a replica of one that has them."""
     program("initdb")
     folder = Path(tempfile.mkdtemp(prefix="tk-pg-"))
     folder.chmod(0o755)
     server = None
     try:
-        server = PostgresServer(folder)
+        server = PostgresServer(folder, replica_of)
         server.start()
-        server.make_database()
+        if replica_of is None:
+            server.make_database()
         yield server
     finally:
         if server is not None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tailkeeper.config import ConfigError, effective, parse
+from tailkeeper.config import ConfigError, credential_places, effective, parse
+from tailkeeper.credential_checks import warnings
 from tailkeeper.sharding import sharded
 from tailkeeper_watchdog.settings import LedgerSettings
 from tailkeeper_watchdog.shard import Shard
@@ -93,3 +94,14 @@ def test_each_shard_has_a_schema_of_its_own_and_knows_that_of_all() -> None:
     assert part.config.watchdog.ledger is not None
     assert part.whole_ledger is not None
     assert (part.config.watchdog.ledger.in_schema, part.whole_ledger.in_schema) == ("tailkeeper_2", "tailkeeper")
+
+
+def test_a_password_file_that_all_users_can_read_is_warned_of(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    secret.chmod(0o644)
+    config = parse({"watchdog": {"ledger": {"url": "postgresql://127.0.0.1/x", "password_file": str(secret)}}})
+    (warning,) = warnings(credential_places(config))
+    assert warning.startswith(f"watchdog.ledger.password_file: {secret} can be read by every user of this machine")
+    secret.chmod(0o600)
+    assert list(warnings(credential_places(config))) == []

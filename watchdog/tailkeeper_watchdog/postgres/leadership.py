@@ -17,6 +17,7 @@ import contextlib
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 
@@ -51,8 +52,8 @@ EXPECTED = (psycopg.Error, OSError, NoAnswerError, NewerSchemaError, LostWritesE
 
 
 def holder_words(listen: str) -> str:
-    """Who we are, for people; the epoch alone decides."""
-    return f"process {os.getpid()} on {socket.gethostname()} at {listen}"
+    """Who we are, for people, and unlike anybody else."""
+    return f"process {os.getpid()} on {socket.gethostname()} at {listen}, run {uuid.uuid4().hex[:8]}"
 
 
 class PostgresLeadership:

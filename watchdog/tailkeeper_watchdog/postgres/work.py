@@ -1,16 +1,17 @@
 """What is done in the database within one connection, each in one transaction. Blocks; run it on a `line`. Decides nothing.
 
 Whoever leads is in one row (``leader``). Taking it over counts its epoch, and every later write begins by naming the epoch that
-it is made under: of a leader that another one has followed no row is found, and nothing of what it sent is done. The row stays
-locked until the end of the transaction, so there is no moment between the two. Its revision counts the writes: after a connection
-that was lost in the middle it says whether the last one was done, and after a failover whether the new server has all of them.
+it is made under, and by whom: of a leader that another one has followed no row is found, and nothing of what it sent is done. The
+row stays locked until the end of the transaction, so there is no moment between the two. Its revision counts the writes: after a
+connection that was lost in the middle it says whether the last one was done, and after a failover whether the new server has all
+of them.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,17 +45,24 @@ WHERE leader.expires <= clock_timestamp() OR leader.holder = excluded.holder RET
 _WHO = "SELECT holder, extract(epoch FROM since)::float8 FROM leader WHERE name = %s"
 _FENCE = """
 UPDATE leader SET revision = revision + 1, expires = clock_timestamp() + make_interval(secs => %s)
-WHERE name = %s AND epoch = %s RETURNING revision
+WHERE name = %s AND epoch = %s AND holder = %s RETURNING revision
 """
-_RESIGN = "UPDATE leader SET expires = clock_timestamp() WHERE name = %s AND epoch = %s"
+_RESIGN = "UPDATE leader SET expires = clock_timestamp() WHERE name = %s AND epoch = %s AND holder = %s"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Under which epoch we lead, and how many writes the database has as far as we know."""
+    """Under which epoch we lead and as whom, and how many writes the database has as far as we know.
+
+    The epoch alone is not enough: a server that has lost the last change of leaders gives its number once more.
+    """
 
     epoch: int
+    holder: str
     revision: int
+
+    def at(self, revision: int) -> Term:
+        return replace(self, revision=revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ def take(connection: Connection, schema: str, holder: str, lease_s: float) -> Ta
         _take_longer(connection)
         asked = {"name": NAME, "holder": holder, "lease_s": lease_s}
         row = connection.execute(_TAKE, asked).fetchone()
-        return _who_leads(connection) if row is None else Taken(Term(*row), _image_of(connection))
+        return _who_leads(connection) if row is None else Taken(Term(row[0], holder, row[1]), _image_of(connection))
 
 
 def _who_leads(connection: Connection) -> str:
@@ -130,12 +138,12 @@ def write(connection: Connection, term: Term, statements: tuple[Statement, ...],
         elif revision != term.revision + 1:
             raise LostWritesError(f"its revision is {revision - 1}, and {term.revision} was confirmed")
         _run(connection, statements)
-        return Written(Term(term.epoch, revision), _paused(connection))
+        return Written(term.at(revision), _paused(connection))
 
 
 def _fenced(connection: Connection, term: Term, lease_s: float) -> int:
     """The revision of this write. Raises FollowedError where no row of our epoch is there."""
-    row = connection.execute(_FENCE, (lease_s, NAME, term.epoch)).fetchone()
+    row = connection.execute(_FENCE, (lease_s, NAME, term.epoch, term.holder)).fetchone()
     if row is None:
         raise FollowedError(_who_leads(connection))
     return int(row[0])
@@ -163,7 +171,7 @@ def write_anew(connection: Connection, term: Term, content: Content, lease_s: fl
             _run(connection, _replacing(table, content[table]))
         _run(connection, _replacing("decisions", (row for row in content["decisions"] if row[0] > last)))
         _run(connection, ((SET_META, row) for row in content["meta"] if row[0] != "schema_version"))
-        return Written(Term(term.epoch, revision), _paused(connection))
+        return Written(term.at(revision), _paused(connection))
 
 
 def _replacing(table: str, rows: Iterable[Row]) -> Iterable[Statement]:
@@ -194,7 +202,7 @@ def hold(connection: Connection, schema: str, holder: str, lease_s: float) -> st
 
 def resign(connection: Connection, term: Term) -> None:
     """Let another one lead at once. Raises psycopg.Error."""
-    connection.execute(_RESIGN, (NAME, term.epoch))
+    connection.execute(_RESIGN, (NAME, term.epoch, term.holder))
 
 
 def pause(connection: Connection, schema: str, why: str) -> None:
