@@ -239,6 +239,6 @@ def test_up_watches_reads_and_serves_its_own_part_alone(tmp_path: Path) -> None:
             status = subprocess.run(
                 [*COMMAND, "status", "--url", f"http://127.0.0.1:{listens[1]}"], capture_output=True, text=True, timeout=30
             )
-            assert f"; shard 1/2, {len(names) - len(own)} backends are watched by the others" in status.stdout
+            assert f"; shard 1/2, {len(names) - len(own)} backends watched by the others" in status.stdout
             wait_until(lambda: asked >= own, "its engines are asked", LIMIT_S)
         assert asked == own
