@@ -172,7 +172,9 @@ class World:
             Parts(
                 fleet=lambda: self.backends,
                 source=self,
-                reconciler=Reconciler(dict(self.actuators), self.ledger, log, self._guards.lease_s, self.clock.wall),
+                reconciler=Reconciler(
+                    dict(self.actuators), self.ledger, log, self._guards.lease_s, self.clock.wall, self.clock.monotonic
+                ),
                 ledger=self.ledger,
                 decisions=log,
                 switches=self.switches,

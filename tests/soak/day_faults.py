@@ -187,15 +187,16 @@ def _watchdog_anew(day: DayWorld, rng: random.Random) -> End | None:
 
 
 def _foreign_hand(day: DayWorld, rng: random.Random) -> End | None:
-    """A person lowers a weight at the gateway, and puts it back later."""
+    """A person raises a weight at the gateway, and puts it back later. Not lowered: half of a lowered one is below half, and our
+    part of that is no more than the contract allows."""
     free = [n for n in NAMES if n in day.gateway.values and not any(x.target.server == n for x in day.ledger.leases())]
     if not free:
         return None
     key = (rng.choice(free), Knob.WEIGHT)
-    day.by_hand[key] = day.gateway.values[key[0]][Knob.WEIGHT] = 0.8
+    day.by_hand[key] = day.gateway.values[key[0]][Knob.WEIGHT] = 1.2
 
     def end() -> None:
-        if day.by_hand.pop(key, None) is not None and day.gateway.values[key[0]][Knob.WEIGHT] == 0.8:
+        if day.by_hand.pop(key, None) is not None and day.gateway.values[key[0]][Knob.WEIGHT] == 1.2:
             day.gateway.values[key[0]][Knob.WEIGHT] = 1.0
 
     return end

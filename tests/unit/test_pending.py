@@ -8,7 +8,7 @@ import pytest
 
 from tailkeeper_watchdog.actuators.contract import ServerState
 from tailkeeper_watchdog.model import EMPTY, Knob, KnobValue, Lease, Pending, Target
-from tailkeeper_watchdog.pending import MAY_COME_S, PendingWrites, arrivals, ends_too_early, may_end
+from tailkeeper_watchdog.pending import MAY_COME_S, PendingWrites, arrivals, as_noted, ends_too_early, may_end
 from tailkeeper_watchdog.plan import Change, ChangeKind
 
 B = Target("edge", "b", "llm")
@@ -33,6 +33,16 @@ def values(writes: PendingWrites) -> dict[object, list[KnobValue]]:
     return {place: list(found) for place, found in writes.everywhere().items()}
 
 
+HERE = ("edge", "b")
+
+
+def judged(wall: Wall, writes: PendingWrites) -> dict[object, list[KnobValue]]:
+    """What is left of it after a reading, now, was judged."""
+    writes.looked([HERE], wall.now)
+    writes.everywhere()
+    return values(writes)
+
+
 def test_a_write_is_pending_until_its_time_is_over() -> None:
     wall = Wall()
     writes = PendingWrites(wall)
@@ -40,39 +50,49 @@ def test_a_write_is_pending_until_its_time_is_over() -> None:
     writes.note(PLACE, 0.5)
     wall.now += 4
     writes.note(PLACE, 0.25)
-    assert values(writes) == {PLACE: [0.5, 0.25]}
+    assert judged(wall, writes) == {PLACE: [0.5, 0.25]}
     wall.now += MAY_COME_S - 4
-    assert values(writes) == {PLACE: [0.25]}
+    assert judged(wall, writes) == {PLACE: [0.25]}
     wall.now += 4
-    assert (values(writes), writes.at(PLACE)) == ({}, {})
+    assert judged(wall, writes) == {}
+    assert writes.at(PLACE) == {}
 
 
 @pytest.mark.parametrize("looked_before", [False, True])
 def test_what_came_in_its_time_is_ours_although_nobody_looked_before_it_was_over(looked_before: bool) -> None:
-    wall, here = Wall(), ("edge", "b")
+    wall = Wall()
     writes = PendingWrites(wall)
     writes.note(PLACE, 0.5)
     if looked_before:
         wall.now += MAY_COME_S - 1
-        writes.looked([here], wall.now)
+        assert judged(wall, writes) == {PLACE: [0.5]}
     wall.now += 30  # a slow tick
-    writes.looked([here], wall.now)
+    assert values(writes) == {PLACE: [0.5]}, "nobody has looked since"
+    writes.looked([HERE], wall.now)
     assert values(writes) == {PLACE: [0.5]}, "this reading may show it"
-    wall.now += 30
-    writes.looked([here], wall.now)
-    assert values(writes) == {}, "it was not there"
+    assert (values(writes), writes.at(PLACE)) == ({}, {}), "and has been judged"
+
+
+def test_a_reading_that_began_before_its_end_does_not_judge_it() -> None:
+    wall = Wall()
+    writes = PendingWrites(wall)
+    writes.note(PLACE, 0.5)
+    wall.now += MAY_COME_S + 1
+    writes.looked([HERE], wall.now - 2)
+    writes.everywhere()
+    assert values(writes) == {PLACE: [0.5]}
 
 
 def test_while_its_gateway_is_away_it_is_remembered_but_not_for_ever() -> None:
     wall = Wall()
     writes = PendingWrites(wall)
     writes.note(PLACE, 0.5)
-    writes.looked([("edge", "b")], wall.now)
     for _ in range(10):
         wall.now += 60
         writes.looked([("edge", "another")], wall.now)
         assert values(writes) == {PLACE: [0.5]}
     wall.now += MAY_COME_S
+    writes.everywhere()
     assert values(writes) == {}
 
 
@@ -83,17 +103,20 @@ def test_one_that_is_sent_once_more_is_pending_anew() -> None:
     wall.now += MAY_COME_S - 1
     writes.note(PLACE, 0.5)
     wall.now += MAY_COME_S - 1
-    assert values(writes) == {PLACE: [0.5]}
+    assert judged(wall, writes) == {PLACE: [0.5]}
 
 
-def test_a_clock_that_is_set_back_makes_nobody_wait_longer_than_from_now() -> None:
-    wall = Wall()
-    writes = PendingWrites(wall)
+@pytest.mark.parametrize("step_s", [-3_600.0, 3_600.0])
+def test_a_wall_clock_that_is_set_changes_nothing(step_s: float) -> None:
+    wall, monotonic = Wall(), Wall()
+    writes = PendingWrites(wall, monotonic=monotonic)
     writes.note(PLACE, 0.5)
-    wall.now -= 3_600
-    assert values(writes) == {PLACE: [0.5]}
-    wall.now += MAY_COME_S
-    assert values(writes) == {}
+    wall.now += step_s
+    monotonic.now += MAY_COME_S - 1
+    assert judged(monotonic, writes) == {PLACE: [0.5]}
+    assert writes.at(PLACE) == {0.5: wall.now + 1}, "as whoever starts after us has to know it"
+    monotonic.now += 1
+    assert judged(monotonic, writes) == {}
 
 
 def test_what_was_told_stays_as_it_was() -> None:
@@ -112,12 +135,26 @@ def test_what_was_told_stays_as_it_was() -> None:
         (pending_of(0.7), CONFIRMED, {PLACE: [0.7]}),
         (pending_of(0.7, 0.5), LEASE, {PLACE: [0.7, 0.5]}),
         (pending_of(0.7), LEASE, {PLACE: [0.7, 0.5]}),  # it died in another write than the one that was pending
-        ({PLACE: {0.7: 999.0}}, LEASE, {PLACE: [0.5]}),
-        ({PLACE: {0.5: 999.0}}, LEASE, {}),  # it had ended before, and has been waited for
+        ({PLACE: {0.7: 999.0}}, LEASE, {PLACE: [0.7, 0.5]}),  # it may have come while nobody was there to see it
+        ({PLACE: {0.7: 300.0}}, LEASE, {PLACE: [0.5]}),  # long ago
     ],
 )
 def test_a_start_goes_on_with_what_was_pending(noted: Pending, lease: Lease, found: dict[object, list[KnobValue]]) -> None:
     assert values(PendingWrites(Wall(), noted, (lease,))) == found
+
+
+def test_what_was_over_before_the_start_is_judged_by_the_first_reading_and_not_waited_for_anew() -> None:
+    wall = Wall()
+    writes = PendingWrites(wall, {PLACE: {0.5: 999.0}}, (LEASE,))
+    assert judged(wall, writes) == {}
+
+
+@pytest.mark.parametrize(("later_s", "is_noted"), [(0.1, True), (5.0, False)])
+def test_what_is_pending_is_noted_again_only_where_it_is_another(later_s: float, is_noted: bool) -> None:
+    noted = pending_of(0.5)
+    assert as_noted({PLACE: {0.5: 1_010.0 + later_s}}, noted) is is_noted
+    assert not as_noted(pending_of(0.5, 0.7), noted)
+    assert not as_noted(EMPTY, noted)
 
 
 @pytest.mark.parametrize(

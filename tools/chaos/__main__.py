@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +27,8 @@ from tools.chaos.town import Town, build
 CALM_S = 10.0
 """Before the first fault: everything has been read a few times by then."""
 STEP_S = 0.05
+NO_GPU_FILE = "gpus.json cannot be read"
+"""A configured file that is missing ends a start with 2, as documented; whoever runs the exporter starts it anew, and so do we."""
 KILLS_SHARE = 0.5
 """Of the run; after it our own processes are stopped and starved, and killed no more."""
 
@@ -49,9 +52,13 @@ def check(town: Town, eye: Eye) -> None:
     """Nobody ends by itself; who does is started again, so that the run goes on."""
     for program in town.programs.values():
         told = program.check()
-        if told is not None:
+        if told is None:
+            continue
+        if program.name.startswith("exporter") and NO_GPU_FILE in told:
+            eye.counts["starts refused for a GPU file that was not there (documented, exit 2)"] += 1
+        else:
             eye.wrong("nobody ends by itself", told)
-            program.start()
+        program.start()
 
 
 def chaos(folder: Path, minutes: float, every_s: float, seed: int, rate: float, scale: float = 1.0) -> Run:
@@ -88,6 +95,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="folder for chaos.json")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the run's files, which are kept")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whatever ends us, the programs end too
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

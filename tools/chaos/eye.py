@@ -29,7 +29,8 @@ UNREADABLE_AFTER_S = 4.0
 EXPLAINS_FOR_S = 25.0
 """A fault explains a late tick while it goes on and so long after: a stopped gateway's calls, and those that wait for them."""
 LATE_MACHINE_S = 0.2
-"""Our own thread that wakes so much too late says that the machine was away; then a tick may be late too."""
+"""Our own thread that wakes so much too late, or a process that waited so long for a core (``/proc/PID/schedstat``), says that
+the machine was busy with others; then a tick may be late too."""
 BEFORE_S = 60.0
 MAX_VIOLATIONS = 200
 _LINE = re.compile(r"^([a-z0-9_]+)\{([^}]*)\} (\S+)", re.M)
@@ -66,6 +67,7 @@ class Eye:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _stop: threading.Event = field(default_factory=threading.Event)
     _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4_000))
+    _waits: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
     _said: dict[tuple[str, str], float] = field(default_factory=dict)
     _events_read: int = 0
@@ -105,6 +107,15 @@ class Eye:
         """The most that our own thread was late in these seconds."""
         since = time.monotonic() - within_s
         return max((late for at, late in tuple(self._late) if at >= since), default=0.0)
+
+    def waited_s(self, pid: int, within_s: float) -> float:
+        """How long the main thread of a process waited for a core in these seconds, by the kernel's account."""
+        now = time.monotonic()
+        with contextlib.suppress(OSError, ValueError):
+            waits = self._waits.setdefault(pid, deque(maxlen=120))
+            waits.append((now, int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9))
+            return waits[-1][1] - next(waited for at, waited in waits if at >= now - within_s - PAGES_S)
+        return 0.0
 
     def wrong(self, invariant: str, words: str) -> None:
         """Write it down, the same once a minute."""
@@ -261,7 +272,10 @@ class Eye:
             return
         now_s = self.faults.now_s
         done = any(f.target in explaining and f.until_s >= now_s - EXPLAINS_FOR_S for f in self._recent())
-        explained = done or self._just_started(name) or self.lateness_s(10.0) > min(LATE_MACHINE_S, tick_s / 4)
+        busy = max(self.lateness_s(10.0), self.waited_s(life.pid, 10.0)) > min(LATE_MACHINE_S, tick_s / 4)
+        explained = done or self._just_started(name) or busy
+        if busy:
+            self.counts[f"looks at the {name} while it waited for a core"] += 1
         for words in self.ticks.setdefault(name, Ticks(tick_s)).look(now, life.pid, ticks, missed, explained):
             self.wrong("no tick is lost without a record", f"{name}: {words}")
         self.counts[f"ticks of the {name}, this life"] = int(ticks)

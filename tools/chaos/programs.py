@@ -102,7 +102,7 @@ class Program:
         code = self._process.returncode
         self.lives[-1].ended = time.monotonic()
         self._process = None
-        return f"{self.name} ended by itself with {code}: {self.tail()}"
+        return f"{self.name} ended by itself with {code}: {self.tail()}".strip()
 
     def tail(self, chars: int = 800) -> str:
         return self.log.read_text(errors="replace")[-chars:] if self.log.exists() else ""

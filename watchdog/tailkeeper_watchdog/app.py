@@ -119,7 +119,7 @@ class Watchdog:
             Parts(
                 fleet=fleet,
                 source=build_source(config, tuple(b.name for b in fleet()), provider, one_of_many=neighbours is not None),
-                reconciler=Reconciler(actuators, self.ledger, decisions, config.guards.lease_s, time.time),
+                reconciler=Reconciler(actuators, self.ledger, decisions, config.guards.lease_s, time.time, time.monotonic),
                 ledger=self.ledger,
                 decisions=decisions,
                 switches=self.switches,

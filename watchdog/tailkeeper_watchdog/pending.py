@@ -22,63 +22,81 @@ that is merely slow is waited for. One that is done later looks like a foreign h
 
 
 UNSEEN_S = 600.0
-"""As long is a value remembered whose time is over while nobody can look whether it came: as long as a gateway may be away."""
-
-
-NEVER = (-inf, -inf)
+"""So long a value is remembered whose time is over while nobody can look whether it came: as long as a gateway may be away."""
 
 
 class PendingWrites:
     """One entry for each value at each place, for ``MAY_COME_S``: some thousands where every call of the fastest tick fails.
 
-    What came in that time may be seen only later, because ticks are seconds apart and a gateway may be away: so it is forgotten
-    once its server was read after its time, and that reading has been judged. ``wall`` gives epoch seconds: like leases, they
-    outlive the process.
+    What came in that time may be seen only later, because ticks are seconds apart, and a gateway or we may be away: so a value is
+    forgotten once its server was read after its time, and that reading was judged by ``everywhere``. ``wall`` gives epoch
+    seconds: like leases, they outlive the process. While it lives it counts by ``monotonic``, which nobody sets.
     """
 
-    def __init__(self, wall: Callable[[], float], noted: Pending = EMPTY, leases: Iterable[Lease] = ()) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], float],
+        noted: Pending = EMPTY,
+        leases: Iterable[Lease] = (),
+        monotonic: Callable[[], float] | None = None,
+    ) -> None:
         """``noted`` was pending in the process before this one. Of a write that it died in, only the intent is in ``leases``."""
-        self._wall = wall
-        self._until: dict[Place, dict[KnobValue, float]] = {place: dict(values) for place, values in noted.items()}
-        self._looked: dict[tuple[str, str], tuple[float, float]] = {}
-        """When the last reading of a server began, and the one before it; of servers where something is pending."""
+        self._wall, self._clock = wall, monotonic or wall
+        self._until: dict[Place, dict[KnobValue, float]] = {}
+        self._looked: dict[tuple[str, str], float] = {}
+        """When the last reading of a server began; of servers where something is pending."""
+        now, wall_now = self._clock(), wall()
+        for place, values in noted.items():
+            ends = {value: now + min(until - wall_now, MAY_COME_S) for value, until in values.items()}
+            self._until[place] = {value: until for value, until in ends.items() if until > now - UNSEEN_S}
         for lease in leases:
             if not lease.confirmed and lease.written not in noted.get(lease.place, EMPTY):
                 self.note(lease.place, lease.written)
-        self.everywhere()  # what was over before the start has been waited for
 
     def note(self, place: Place, value: KnobValue) -> None:
         """A call that was to write ``value`` has just ended, and nobody knows what becomes of it."""
-        self._until.setdefault(place, {})[value] = self._wall() + MAY_COME_S
+        self._until.setdefault(place, {})[value] = self._clock() + MAY_COME_S
 
     def looked(self, servers: Iterable[tuple[str, str]], began: float) -> None:
-        """These servers, each with its gateway before it, were read, from ``began`` on, epoch seconds."""
-        if not self._until:
-            self._looked = {}
-            return
-        here = {place[:2] for place in self._until}
-        last = {server: self._looked.get(server, NEVER)[1] for server in here.intersection(servers)}
-        kept = {server: times for server, times in self._looked.items() if server in here}
-        self._looked = {**kept, **{server: (before, began) for server, before in last.items()}}
+        """These servers, each with its gateway before it, were read; ``began`` by the clock that counts."""
+        if self._until:
+            here = {place[:2] for place in self._until}
+            self._looked = {server: at for server, at in self._looked.items() if server in here}
+            self._looked.update(dict.fromkeys(here.intersection(servers), began))
 
     def at(self, place: Place) -> Mapping[KnobValue, float]:
-        """What may still come there, or may have come unseen, and until when.
-
-        An end further away than it was ever set: the clock was set back.
-        """
-        now = self._wall()
-        values = self._until.get(place, EMPTY)
-        judged = self._looked.get(place[:2], (now, now))[0]
-        over = max(min(now, judged), now - UNSEEN_S)
-        return {value: min(until, now + MAY_COME_S) for value, until in values.items() if over < until}
+        """What may still come there, or may have come unseen, and until when. Epoch seconds."""
+        return self._in_epoch(self._left(place))
 
     def everywhere(self) -> Pending:
-        """What may still come, by place. What cannot any more is forgotten."""
+        """What may still come, by place, and what the last reading may show for the first time. With that it is forgotten."""
         if not self._until:
             return EMPTY
-        found = {place: values for place in self._until if (values := self.at(place))}
-        self._until = {place: dict(values) for place, values in found.items()}
-        return found
+        told = {place: self._in_epoch(values) for place, values in self._until.items() if values}
+        self._until = {place: left for place in self._until if (left := self._left(place))}
+        return told
+
+    def _left(self, place: Place) -> dict[KnobValue, float]:
+        now = self._clock()
+        over = max(min(now, self._looked.get(place[:2], -inf)), now - UNSEEN_S)
+        return {value: until for value, until in self._until.get(place, EMPTY).items() if until > over}
+
+    def _in_epoch(self, values: Mapping[KnobValue, float]) -> dict[KnobValue, float]:
+        now, wall_now = self._clock(), self._wall()
+        return {value: wall_now + (until - now) for value, until in values.items()}
+
+
+NOTED_WITHIN_S = 1.0
+"""Ends that differ by less are the same: two clocks are read one after the other."""
+
+
+def as_noted(pending: Pending, noted: Pending) -> bool:
+    """Whether ``pending`` need not be noted anew."""
+    return pending.keys() == noted.keys() and all(
+        values.keys() == noted[place].keys()
+        and all(abs(end - noted[place][value]) < NOTED_WITHIN_S for value, end in values.items())
+        for place, values in pending.items()
+    )
 
 
 def arrivals(leases: Iterable[Lease], servers: Mapping[Target, ServerState], pending: Pending) -> dict[int, Lease]:

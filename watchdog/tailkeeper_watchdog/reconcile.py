@@ -16,7 +16,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.giving_back import MAY_STILL_COME, Kept, Reach, give_back
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.model import EMPTY, Backend, Decision, Knob, KnobValue, Lease, Outcome, Pending, Target
-from tailkeeper_watchdog.pending import PendingWrites, arrivals, may_end
+from tailkeeper_watchdog.pending import PendingWrites, arrivals, as_noted, may_end
 from tailkeeper_watchdog.plan import RETURN_POLICY, Change, ChangeKind, same, written
 
 MAX_CHANGES_PER_TICK = 64
@@ -82,12 +82,15 @@ class Reconciler:
         log: DecisionLog,
         lease_s: float,
         wall: Callable[[], float],
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
+        """``monotonic`` counts how long a write may still come; ``wall`` does where it is not given."""
         self._actuators = actuators
         self._ledger = ledger
         self._log = log
         self._lease_s = lease_s
         self._wall = wall
+        self._clock = monotonic or wall
         self.take_up()
         self.without_doors = frozenset(name for name, actuator in actuators.items() if not _has_door(actuator))
         """Gateways that carry no traffic, and so can take none away."""
@@ -95,7 +98,7 @@ class Reconciler:
     def take_up(self) -> None:
         """Go on from what the ledger says is pending, at the start and where somebody else has led meanwhile."""
         self._noted_pending = self._ledger.pending()
-        self._pending = PendingWrites(self._wall, self._noted_pending, self._ledger.leases())
+        self._pending = PendingWrites(self._wall, self._noted_pending, self._ledger.leases(), self._clock)
 
     def support(self, backends: tuple[Backend, ...]) -> dict[tuple[str, Knob], Support]:
         """For each backend and knob whether some gateway of it can turn it, else why not."""
@@ -149,7 +152,7 @@ class Reconciler:
         servers: dict[Target, ServerState] = {}
         errors: dict[str, str] = {}
         gone: set[str] = set()
-        began = self._wall()
+        began = self._clock()
 
         async def one(gateway: str, targets: Mapping[Target, None]) -> None:
             actuator = self._actuators.get(gateway)
@@ -206,7 +209,7 @@ class Reconciler:
     def _note_pending(self) -> None:
         """For whoever starts after us."""
         pending = self.pending()
-        if pending != self._noted_pending:
+        if not as_noted(pending, self._noted_pending):
             self._ledger.note_pending(pending)
             self._noted_pending = pending
 
@@ -221,7 +224,7 @@ class Reconciler:
         arrived = arrivals(leases, report.servers, pending)
         found = [arrived.get(lease.id, lease) for lease in leases]
         self._note_pending()  # else each release anew would wait for the same write
-        changes, kept = give_back(found, report.reach, why, self._wall(), pending)
+        changes, kept = give_back(found, report.reach, why, self._wall(), self.pending())  # what has just been judged is over
         executed = await self.execute(changes, tick, deadline_s, leader)
         return replace(executed, kept=(*kept, *executed.kept))
 
