@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan, sqrt
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,13 +24,14 @@ from tailkeeper_watchdog.model import (
     Slo,
 )
 from tailkeeper_watchdog.policies import gpu_health_gate as gate
-from tailkeeper_watchdog.samples import COUNTERS, Sample, sample_of
-from tailkeeper_watchdog.scoring.hscore import score, score_all
+from tailkeeper_watchdog.samples import COUNTERS, OUTCOME_SLOT, Sample, sample_of
+from tailkeeper_watchdog.scoring.hscore import FACTORS, Scores, may_be_below, score
 from tailkeeper_watchdog.table import Table
 from tailkeeper_watchdog.window import Window
 
 NAMES = ("a", "b", "c", "d")
 BOUNDS_S = (0.05, 0.1, 1.0, inf)
+WEIGHTS = {"latency": 0.35, "error_rate": 0.4, "cpu_usage": 0.15, "uptime": 0.1}
 NUMBERS = st.none() | st.sampled_from([0.0, 0.5, 0.93, 1.0, 7.0]) | st.floats(0, 1e6)
 RATIOS = st.none() | st.floats(0, 1)
 COUNTS = st.none() | st.lists(st.integers(0, 50), min_size=4, max_size=4).map(tuple)
@@ -84,9 +86,33 @@ def same(number: float, value: float | None) -> bool:
 @settings(deadline=None)
 @given(situations())
 def test_scores_of_a_whole_fleet_are_those_of_each_backend(situation: Situation) -> None:
-    weights = {"latency": 0.35, "error_rate": 0.4, "cpu_usage": 0.15, "uptime": 0.1}
-    alone = {name: score(situation.fresh(name), situation.windows.get(name), weights, situation.slo, name) for name in NAMES}
-    assert score_all(situation, weights) == alone
+    alone = {name: score(situation.fresh(name), situation.windows.get(name), WEIGHTS, situation.slo, name) for name in NAMES}
+    assert Scores(situation, WEIGHTS) == alone
+    assert list(may_be_below(alone, 0.5)) == list(alone.values()), "those that are there need not be chosen from"
+
+
+@settings(deadline=None)
+@given(situations(), st.sampled_from([0.2, 0.4, 0.6, 0.9]), st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=4, max_size=4))
+def test_who_is_below_a_limit_is_among_those_who_may_be(situation: Situation, limit: float, shares: list[float]) -> None:
+    weights = dict(zip(FACTORS, shares, strict=True))
+    alive = [it for it in Scores(situation, weights).values() if it.veto is None]
+    below = {it.backend for it in alive if it.hscore is not None and it.hscore < limit}
+    chosen = [it.backend for it in may_be_below(Scores(situation, weights), limit)]
+    assert below <= set(chosen)
+    assert chosen == [name for name in NAMES if name in chosen]
+
+
+@pytest.mark.parametrize("limit", [0.2, 0.4, 0.6])
+def test_a_score_is_made_when_it_is_asked_for(limit: float) -> None:
+    seen = {name: BackendObservation(name, State.SERVING, 0.0) for name in NAMES}
+    told = {name: {OUTCOME_SLOT["ok"]: 100.0, OUTCOME_SLOT["error"]: failed} for name, failed in (("a", 0.0), ("b", 90.0))}
+    windows = {name: Window(sample_of(0.0, dict.fromkeys(end, 0.0), {}), sample_of(60.0, end, {})) for name, end in told.items()}
+    snapshot = FleetSnapshot(1, 0.0, 0.0, tuple(map(Backend, NAMES)), seen)
+    scores = Scores(Situation(snapshot, windows, {}, {}, Slo(), 3.0), WEIGHTS)
+    assert [it.backend for it in scores.may_be_below(limit)] == ["b"]
+    assert list(scores._made) == ["b"]
+    assert scores["b"] is scores["b"]
+    assert (scores["a"].hscore, len(scores), scores.get("nobody")) == (1.0, len(NAMES), None)
 
 
 @settings(deadline=None)

@@ -39,6 +39,7 @@ from tailkeeper_watchdog.model import (
     TickRecord,
     Verdict,
 )
+from tailkeeper_watchdog.scoring.hscore import may_be_below
 
 MAX_ALERTS = 500
 """Firing in one post, pages first; a fleet with more open findings has one cause, and the first pages say so."""
@@ -137,7 +138,7 @@ def lately_closed(book: Book, wall: float) -> tuple[Finding, ...]:
 def alerts_for(findings: Iterable[Finding], context: Context) -> list[Alert]:
     """One alert per finding that is worth a notification; information stays on the boards."""
     told = [found for found in findings if found.severity is not Severity.INFO]
-    degraded = [score for score in context.scores.values() if _is_degraded(score)]
+    degraded = [score for score in may_be_below(context.scores, _BEST_BAD) if _is_degraded(score)]
     cases = _cases({found.backend for found in told} | {score.backend for score in degraded}, context)
     return [
         *(_of_finding(found, cases[found.backend], context) for found in told),

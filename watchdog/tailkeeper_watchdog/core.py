@@ -46,7 +46,7 @@ from tailkeeper_watchdog.resolve import resolve
 from tailkeeper_watchdog.samples import Layout, Sample
 from tailkeeper_watchdog.scoring.epochs import follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, WINDOW_S, History, add, over, take_sample
-from tailkeeper_watchdog.scoring.hscore import score_all
+from tailkeeper_watchdog.scoring.hscore import Scores
 from tailkeeper_watchdog.scoring.ring import LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
 from tailkeeper_watchdog.window import Window
@@ -156,7 +156,7 @@ def score_fleet(
     memory = replace(memory, histories=histories, uptimes=uptimes, rings=rings, epochs=epochs)
     situation = Situation(snapshot, windows, recent, EMPTY, rules.slo, rules.stale_after_s, exact, records=heard, epochs=epochs)
     situation.knowing(heard=heard_of, samples=samples, gauges=gauges)
-    return memory, situation.with_scores(score_all(situation, rules.weights))
+    return memory, situation.with_scores(Scores(situation, rules.weights))
 
 
 def with_gateways(situation: Situation, servers: Mapping[Target, ServerState], leases: tuple[Lease, ...]) -> Situation:

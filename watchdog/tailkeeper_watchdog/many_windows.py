@@ -106,6 +106,11 @@ class Standing:
 _NO_WINDOW, _ODD = -1, -2
 
 
+def number_or_none(value: float) -> float | None:
+    """One number of a column, None where it is not known."""
+    return float(value) if value == value else None
+
+
 def or_none(column: Column) -> list[float | None]:
     """The numbers of a column, with None where they are not known."""
     return [value if value == value else None for value in column.tolist()]

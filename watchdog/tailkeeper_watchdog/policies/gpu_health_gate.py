@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf, isnan, nan
+from math import inf, nan
 from statistics import median
 from typing import Annotated, NamedTuple
 
@@ -27,7 +27,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.columns import Columns, columns
-from tailkeeper_watchdog.many_windows import Column, Mask
+from tailkeeper_watchdog.many_windows import Column, Mask, number_or_none
 from tailkeeper_watchdog.metrics import (
     BREAKER_ERROR_RATIO,
     BREAKER_FAILURES,
@@ -165,14 +165,10 @@ def decide(
             *_breaker_wants(breakers.get(name, _CLOSED), params),
             *_pressure(seen, recent, situation.slo.ttft_p99_s, params),
             *_lost_gpu(seen, recent, params),
-            *_slow(seen, None if after_hang else _known(step_s[place]), window, worse_miss, params),
+            *_slow(seen, None if after_hang else number_or_none(step_s[place]), window, worse_miss, params),
         ]
         desired.extend(DesiredState(NAME, name, w.knob, w.value, w.reason, mode, w.signals, seen.age_s) for w in wants)
     return Memory(breakers, counted, kv, dead_at), tuple(desired)
-
-
-def _known(value: float) -> float | None:
-    return None if isnan(value) else float(value)
 
 
 def _suspects(
@@ -224,7 +220,7 @@ def _stepped(
 
 
 def _closed(ok_seen: float, errors_seen: float, in_a_row: float) -> Breaker:
-    return Breaker(failures_in_a_row=in_a_row, ok_seen=_known(ok_seen), errors_seen=_known(errors_seen))
+    return Breaker(failures_in_a_row=in_a_row, ok_seen=number_or_none(ok_seen), errors_seen=number_or_none(errors_seen))
 
 
 def _failure_ratios(fleet: Columns) -> dict[str, float]:

@@ -10,8 +10,8 @@ from so many samples on and in proportion below. A dead backend's 0 rests on its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import exp
+from collections.abc import Iterable, Iterator, Mapping
+from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.columns import columns
-from tailkeeper_watchdog.many_windows import or_none
+from tailkeeper_watchdog.many_windows import number_or_none
 from tailkeeper_watchdog.model import BackendObservation, Factor, HealthScore, Situation, Slo
 from tailkeeper_watchdog.window import Window
 
@@ -32,6 +32,7 @@ ENOUGH_FOR_LATENCY = 20.0
 """Requests: with fewer, none of them need lie above the P95."""
 ENOUGH_FOR_ERRORS = 100.0
 """Finished requests: the goodness of the error rate turns at one in a hundred."""
+ROUNDING = 1e-9
 NO_WINDOW = Window()
 _MAX_EXPONENT = 700.0  # exp() overflows a float just above 709
 
@@ -86,28 +87,60 @@ def score(
     return _score(name, seen.state, evidence, weights, slo)
 
 
-def score_all(situation: Situation, weights: Mapping[str, float]) -> dict[str, HealthScore]:
-    """As ``score`` of each backend of the fleet."""
-    fleet, windows = columns(situation), situation.windows
-    p95, (finished, failed) = fleet.minute.quantile("ttft", 0.95), fleet.minute.finished()
-    evidence = zip(
-        or_none(p95.value),
-        p95.samples.tolist(),
-        p95.saturated.tolist(),
-        np.where(np.isnan(finished), 0.0, finished).tolist(),
-        np.where(np.isnan(failed), 0.0, failed).tolist(),
-        np.where(np.isnan(fleet.minute.seconds), 0.0, fleet.minute.seconds).tolist(),
-        or_none(fleet.told(catalog.CPU_USAGE.name)),
-        [windows.get(name, NO_WINDOW).uptime_ratio for name in fleet.names],
-        strict=True,
-    )
-    scores = {}
-    for name, seen, told in zip(fleet.names, fleet.seen, map(Evidence._make, evidence), strict=True):
+class Scores(Mapping[str, HealthScore]):
+    """As ``score`` of each backend of the fleet, each made when somebody asks for it: a tick itself asks for few."""
+
+    def __init__(self, situation: Situation, weights: Mapping[str, float]) -> None:
+        fleet, windows = columns(situation), situation.windows
+        self._weights, self._slo, self._names, self._seen = weights, situation.slo, fleet.names, fleet.seen
+        self._place = {name: place for place, name in enumerate(fleet.names)}
+        self._p95, (self._finished, self._failed) = fleet.minute.quantile("ttft", 0.95), fleet.minute.finished()
+        self._seconds, self._cpu = fleet.minute.seconds, fleet.told(catalog.CPU_USAGE.name)
+        self._uptime = np.array([windows.get(name, NO_WINDOW).uptime_ratio for name in fleet.names], dtype=float)
+        self._alive = fleet.heard & ~fleet.dead
+        self._made: dict[str, HealthScore] = {}
+
+    def __getitem__(self, name: str) -> HealthScore:
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self._make(name, self._place[name])
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _make(self, name: str, place: int) -> HealthScore:
+        seen = self._seen[place]
         if seen is None:
-            scores[name] = HealthScore(name, None, (), FACTORS)
-        else:
-            scores[name] = _score(name, seen.state, told, weights, situation.slo)
-    return scores
+            return HealthScore(name, None, (), FACTORS)
+        p95 = self._p95.at(place)
+        p95_s, samples, saturated = (None, 0, False) if p95 is None else (p95.value, p95.samples, p95.saturated)
+        finished, failed, seconds = self._finished[place], self._failed[place], self._seconds[place]
+        evidence = Evidence(
+            p95_s,
+            samples,
+            saturated,
+            number_or_none(finished) or 0.0,
+            number_or_none(failed) or 0.0,
+            number_or_none(seconds) or 0.0,
+            number_or_none(self._cpu[place]),
+            number_or_none(self._uptime[place]),
+        )
+        return _score(name, seen.state, evidence, self._weights, self._slo)
+
+    def may_be_below(self, limit: float) -> list[HealthScore]:
+        """All scores below ``limit``, in (0, 1), and few others; of the dead and of the silent none. A mean is below it only
+        where one of its parts is."""
+        limit += ROUNDING
+        finished, failed, p95_s = self._finished, self._failed, self._p95.value
+        late = (p95_s > self._slo.ttft_p99_s / limit) | (np.isnan(p95_s) & (finished > 0) & (failed >= finished))
+        failing = failed > finished * (ERROR_MIDPOINT + ERROR_SLOPE * log(1.0 / (limit * _SIGMOID_AT_ZERO) - 1.0))
+        loaded = self._cpu > CPU_KNEE - CPU_SCALE * log(limit)
+        places = np.flatnonzero(self._alive & (late | failing | loaded | (self._uptime < limit)))
+        return [self[self._names[place]] for place in places.tolist()]
 
 
 def _score(name: str, state: State, evidence: Evidence, weights: Mapping[str, float], slo: Slo) -> HealthScore:
@@ -171,3 +204,8 @@ def _known(evidence: Evidence, slo: Slo) -> list[_Known]:
     if evidence.uptime is not None:
         known.append(("uptime", evidence.uptime, evidence.uptime, "ratio", 1.0))
     return known
+
+
+def may_be_below(scores: Mapping[str, HealthScore], limit: float) -> Iterable[HealthScore]:
+    """All that are below ``limit``, and as few others as can be told without making them."""
+    return scores.may_be_below(limit) if isinstance(scores, Scores) else scores.values()
