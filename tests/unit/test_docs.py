@@ -108,7 +108,7 @@ def test_the_command_line_explains_itself(arguments: list[str]) -> None:
         (["demo", "--mix", "batch"], "online, rlhf, sft"),
         (["exporter", "-c", "nowhere.yaml"], "cannot be read"),
         (["watchdog"], "--config"),
-        (["bench", "tick", "--backends", "0"], "greater than or equal to 1"),
+        (["bench", "tick", "--backends", "0"], "allowed are 1 to 10,000 backends"),
     ],
 )
 def test_wrong_usage_ends_with_exit_2_and_says_what_was_wrong(arguments: list[str], said: str) -> None:

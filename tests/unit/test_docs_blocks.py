@@ -99,7 +99,7 @@ def test_what_is_typed_in_a_session_exists(block: Block) -> None:
         ("tailkeeper fly -c tailkeeper.yaml", "fly"),
         ("tailkeeper up --colour", "--colour"),
         ("tailkeeper up", "--config"),
-        ("tailkeeper bench tick --backends many", "many"),
+        ("tailkeeper bench loop --trials many", "many"),
         ("~/tailkeeper/bin/tailkeeper --version && tailkeeper bench nothing", "nothing"),
         ("sudo tailkeeper status --urls x", "--urls"),
         ("X=1 make demo ARGS='--fault slow' > out.txt", None),

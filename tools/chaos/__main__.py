@@ -28,7 +28,7 @@ CALM_S = 10.0
 """Before the first fault: everything has been read a few times by then."""
 STEP_S = 0.05
 NO_GPU_FILE = "gpus.json cannot be read"
-"""A configured file that is missing ends a start with 2, as documented; whoever runs the exporter starts it anew, and so do we."""
+"""A configured file that is missing ends a start with 2, as documented; whoever runs the exporter starts it anew. So do we."""
 KILLS_SHARE = 0.5
 """Of the run; after it our own processes are stopped and starved, and killed no more."""
 
