@@ -76,10 +76,10 @@ soak: $(READY) ## Ten thousand scrapes of an exporter over ten backends: small a
 	@$(BIN)/python tools/soak_exporter.py $(ARGS)
 
 soak-day: $(READY) ## 24 simulated hours of a fleet with thousands of faults, and what is promised asked at every tick. Five to fifteen minutes.
-	@$(BIN)/python -m tests.soak.day $(ARGS)
+	@$(BIN)/python -m tests.soak.day --out docs/results $(ARGS); done=$$?; $(BIN)/python -m tools.results.page; exit $$done
 
 chaos: $(READY) ## An hour of random faults on the real programs, and whether what is promised holds; ARGS='--minutes 5' for less.
-	@$(BIN)/python -m tools.chaos $(ARGS)
+	@$(BIN)/python -m tools.chaos --out docs/results $(ARGS); done=$$?; $(BIN)/python -m tools.results.page; exit $$done
 
 compose-check: ## Bring up docker-compose.yml, break a backend, see the alert and the weight, take it down.
 	@bash tools/compose-check.sh

@@ -1,9 +1,9 @@
 """24 hours of a fleet in a few minutes: thousands of faults, and after every tick what is promised.
 
-    python -m tests.soak.day [--hours 24] [--every-s 15] [--seed 1] [--out FILE]
+    python -m tests.soak.day [--hours 24] [--every-s 15] [--seed 1] [--out DIR]
 
-Prints the figures as JSON; exit 1 where anything was violated or is not as before at the end. See `day_world` for what is asked,
-`day_faults` for what happens.
+Prints the figures as JSON, or writes soak_day.json in DIR; exit 1 where anything was violated or is not as before at the end.
+See `day_world` for what is asked, `day_faults` for what happens.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tailkeeper_watchdog.guards import cap_of
 from tests.scenario.full_world import GUARDS, TICK_S
 from tests.soak.day_faults import Befalls
 from tests.soak.day_world import NAMES, DayWorld
+from tools.results import envelope
 
 HOUR_S = 3_600.0
 SETTLE_S = 1_500.0
@@ -135,10 +136,10 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))  # a line for each of a million decisions
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(day_of(Path(folder), given.hours, given.every_s, given.seed))
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if given.out is not None:
-        given.out.write_text(text + "\n")
+    if given.out is None:
+        print(json.dumps(figures, indent=1))
+    else:
+        print(envelope.write("soak_day", f"make soak-day ARGS='--hours {given.hours:g} --seed {given.seed}'", figures, given.out))
     return 0 if not figures["violations"] and not figures["left"] and figures["memory"]["is_flat"] else 1
 
 

@@ -2,13 +2,14 @@
 
     python -m tools.chaos [--minutes 60] [--every-s 20] [--seed 1] [--rate 8] [--scale 1] [--out DIR] [--keep DIR]
 
-Prints each fault and each violation as it comes, then the figures as JSON. With ``--out`` they are written as chaos.json too.
+Prints each fault and each violation as it comes, then the figures as JSON; with ``--out`` they go to chaos.json in DIR instead.
 Exit 1 where anything was violated, or the town was not as before at the end. Linux; root for the disk that is filled.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import signal
 import sys
@@ -20,15 +21,16 @@ from tools.chaos.eye import Eye
 from tools.chaos.faults import Faults
 from tools.chaos.gpus import Gpus
 from tools.chaos.receiver import receiving
-from tools.chaos.report import Run, figures, written
+from tools.chaos.report import Run, figures
 from tools.chaos.settling import settle
 from tools.chaos.town import Town, build
+from tools.results import envelope
 
 CALM_S = 10.0
 """Before the first fault: everything has been read a few times by then."""
 STEP_S = 0.05
 NO_GPU_FILE = "gpus.json cannot be read"
-"""A configured file that is missing ends a start with 2, as documented; whoever runs the exporter starts it anew. So do we."""
+"""A configured file that is missing ends a start with 2, as documented; whoever runs an exporter starts it anew, and so do we."""
 KILLS_SHARE = 0.5
 """Of the run; after it our own processes are stopped and starved, and killed no more."""
 
@@ -61,8 +63,13 @@ def check(town: Town, eye: Eye) -> None:
         program.start()
 
 
-def chaos(folder: Path, minutes: float, every_s: float, seed: int, rate: float, scale: float = 1.0) -> Run:
-    """The whole run; ``scale`` shortens every fault. Raises RuntimeError where something cannot be started."""
+def chaos(
+    folder: Path, minutes: float, every_s: float, seed: int, rate: float, scale: float = 1.0, calm_s: float = CALM_S
+) -> Run:
+    """The whole run; ``scale`` shortens every fault, ``calm_s`` is the time before the first one.
+
+    Raises RuntimeError where something cannot be started.
+    """
     with receiving() as receiver:
         town = build(folder, receiver.url, seed, rate)
         gpus = Gpus(folder, town.names, seed)
@@ -70,10 +77,10 @@ def chaos(folder: Path, minutes: float, every_s: float, seed: int, rate: float, 
         try:
             town.start()
             began = time.monotonic()
-            faults = Faults(town, gpus, random.Random(seed), began, CALM_S + KILLS_SHARE * 60.0 * minutes, scale)
+            faults = Faults(town, gpus, random.Random(seed), began, calm_s + KILLS_SHARE * 60.0 * minutes, scale)
             eye = Eye(town, faults)
             eye.start()
-            time.sleep(CALM_S)
+            time.sleep(calm_s)
             rampage(town, faults, eye, 60.0 * minutes, every_s)
             faults.end_due(everything=True)
             print(f"{faults.now_s:8.1f}  everything is healed", flush=True)
@@ -105,8 +112,13 @@ def main() -> int:
             print(f"chaos cannot begin: {error}", file=sys.stderr)
             return 1
         command = f"make chaos ARGS='--minutes {given.minutes:g} --every-s {given.every_s:g} --seed {given.seed}'"
-        written(figures(run), command, given.out)
-        return 0 if run.good else 1
+        found = figures(run)
+    if given.out is None:
+        print(json.dumps(found, indent=1))
+    else:
+        print(envelope.write("chaos", command, found, given.out))
+    print("nothing was violated" if run.good else f"{len(run.eye.violations)} violations were told", file=sys.stderr)
+    return 0 if run.good else 1
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ class Fault:
     at_s: float
     until_s: float
 
-    def document(self) -> dict[str, object]:
-        rounded = {"at_s": round(self.at_s, 1), "until_s": round(self.until_s, 1)}
-        return {"kind": self.kind, "target": self.target, "detail": self.detail, **rounded}
+    def line(self) -> str:
+        """For the log of the run."""
+        return f"{self.at_s:.1f} to {self.until_s:.1f} s: {self.kind}, {self.target}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)

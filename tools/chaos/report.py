@@ -1,4 +1,4 @@
-"""The figures of a run, as JSON."""
+"""The figures of a run: what was done, what was seen, and whether it is what is promised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tools.chaos.eye import Eye
@@ -88,7 +87,7 @@ def figures(run: Run) -> dict[str, Any]:
             "left": list(run.settled.left),
             "findings_explained": run.settled.explained,
         },
-        "log": [fault.document() for fault in run.faults.log],
+        "log": [fault.line() for fault in run.faults.log],
     }
 
 
@@ -143,11 +142,3 @@ def _requests(town: Town) -> Mapping[str, Any]:
     except (OSError, ValueError, LookupError):
         return {}
     return {name: totals[name] for name in ("sent", "ok", "errors", "timeouts", "within_slo", "missed_slo")}
-
-
-def written(document: Mapping[str, Any], command: str, out: Path | None) -> None:
-    short = {name: value for name, value in document.items() if name != "log"}
-    print(json.dumps(short, indent=1))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "chaos.json").write_text(json.dumps({"name": "chaos", "command": command, "figures": document}, indent=1) + "\n")

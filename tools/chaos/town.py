@@ -101,10 +101,10 @@ class Town:
         write(self.folder / "control.json", json.dumps({"spoils": dict(spoils), "gate": gate}))
 
     def start(self) -> None:
-        """Start everything, and wait for it. Raises RuntimeError."""
+        """Start everything at once, and wait for it. Raises RuntimeError."""
         for program in self.programs.values():
             program.start()
-            wait_ready([program], READY_S)
+        wait_ready(tuple(self.programs.values()), READY_S)
 
     def end(self) -> dict[str, int | None]:
         """End everything, last started first; exit codes by name."""
