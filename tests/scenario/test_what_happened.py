@@ -9,7 +9,7 @@ import pytest
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.happenings import names
 from tailkeeper_watchdog.happenings.names import Phase, Step, Trigger
-from tailkeeper_watchdog.happenings.teller import MAX_DECISIONS, MAX_FINDINGS, Happening, Teller
+from tailkeeper_watchdog.happenings.teller import MAX_DECISIONS, MAX_FINDINGS, MAX_REMEMBERED, Happening, Teller
 from tailkeeper_watchdog.model import DRAIN, Decision, Finding, FindingKind, Knob, Mode, Outcome, Severity, TickRecord
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import TICK_S, World
@@ -152,3 +152,11 @@ async def test_a_flood_is_told_up_to_its_bound_and_the_rest_is_counted(story: St
     assert len(story.teller.tell(none_left, ())) == MAX_FINDINGS
     assert story.teller.missed == 19
     assert story.teller.tell(none_left, ()) == ()
+
+
+async def test_what_set_off_a_change_is_remembered_of_so_many_and_the_oldest_forgotten(story: Story) -> None:
+    for number in range(MAX_REMEMBERED + 3):
+        story.teller._remember((f"b{number}", Knob.WEIGHT), Trigger.SLOW)
+    assert len(story.teller._in_force) == MAX_REMEMBERED
+    assert ("b2", Knob.WEIGHT) not in story.teller._in_force
+    assert ("b3", Knob.WEIGHT) in story.teller._in_force

@@ -89,3 +89,23 @@ def test_an_old_llamacpp_page_that_does_not_count_cached_tokens_knows_nothing_of
     assert not result.value(catalog.KV_QUERIES).is_present
     assert not result.value(catalog.KV_HITS).is_present
     assert result.missing == ()
+
+
+def test_a_name_that_no_engine_has_is_none() -> None:
+    with pytest.raises(KeyError):
+        engine_named("of tomorrow")
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_a_server_of_several_models_is_asked_about_the_one_that_is_configured(engine: Engine) -> None:
+    assert engine.health_path_of(None) == engine.health_path
+    asked = engine.health_path_of("team/llama 3")
+    assert ("team%2Fllama%203" in asked) == (engine.model_health_path is not None)
+    assert asked == engine.health_path or engine.model_health_path is not None
+
+
+def test_what_becomes_of_requests_is_told_by_each_engine_in_its_own_measure() -> None:
+    told = {engine.name: engine.outcomes for engine in ENGINES}
+    assert told["vllm"] == catalog.OUTCOMES
+    assert told["sglang"] == ("ok", "aborted")
+    assert told["llamacpp"] == ()

@@ -13,7 +13,7 @@ from tailkeeper_exporter import exposition
 from tailkeeper_exporter import page as page_module
 from tailkeeper_exporter.bench import bench_parse
 from tailkeeper_exporter.catalog import Kind
-from tailkeeper_exporter.exposition import Page, PageError, PageParser, Part, Reason, SeriesKey
+from tailkeeper_exporter.exposition import Page, PageError, PageParser, Part, Reason, SeriesKey, page_of
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
 PAGES = ("vllm-0.32.0.prom", "vllm-0.32.0-idle.prom", "vllm-0.32.0-preempted.prom", "vllm-0.32.0-lora-queue.prom")
@@ -289,3 +289,11 @@ def test_a_steady_page_is_read_ten_times_faster_than_by_prometheus_client() -> N
     # The fastest of each: on a busy machine the median measures the neighbours.
     assert result["prometheus_client_ms"]["min"] / result["ours_ms"]["min"] >= 10
     assert result["ours_ms"]["min"] <= result["ours_ms"]["median"]
+
+
+def test_samples_that_somebody_else_parsed_are_judged_as_if_they_stood_on_a_page() -> None:
+    key, other = SeriesKey("up", (("job", "x"),)), SeriesKey("requests_total", (), Kind.COUNTER)
+    page = page_of([(key, 1.0), (key, 2.0), (other, -1.0)])
+    assert page.samples == ((key, 1.0),)
+    assert page.problems == {Reason.DUPLICATE: 1, Reason.NEGATIVE: 1}
+    assert page.dropped == ((other, Reason.NEGATIVE),)

@@ -14,7 +14,7 @@ from tailkeeper_exporter.readings import Histogram, bucket_quantile, present
 from tailkeeper_exporter.state import State as BackendState
 from tailkeeper_watchdog.forecast import book as booking
 from tailkeeper_watchdog.forecast.book import STEP_S, ForecastBook, foreseen
-from tailkeeper_watchdog.forecast.features import Mark, Rows, bucket_p99_s, vector
+from tailkeeper_watchdog.forecast.features import MIN_SAMPLES, Mark, Rows, bucket_p99_s, exact_p99_s, vector
 from tailkeeper_watchdog.forecast.linear import Linear, read
 from tailkeeper_watchdog.forecast.memory import Point, exhaustion
 from tailkeeper_watchdog.forecast.trust import MATURED, MIN_MATURED, Errors, State, Trust
@@ -265,3 +265,56 @@ async def test_what_a_training_found_is_forecast_with_and_its_failure_is_said_on
     of = situation(101, latency(101))
     made.note(TickRecord(101, of.snapshot.time_unix_s, 0.1, of, (), (), (), ()))
     assert made.forecast.view(BACKENDS)[0].predicted_s == pytest.approx(latency(101))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "after"),
+    [
+        ((0.1, 0.2, 0.5, 0.8, inf), (25.0, 66.0, 97.0, 108.0, 108.0)),
+        ((0.1, 0.2, 0.4, 0.8, inf), (24.0, 25.0, 26.0, 27.0, 27.0)),
+    ],
+    ids=["other bounds", "too few"],
+)
+def test_what_two_histograms_do_not_tell_is_no_quantile(bounds: tuple[float, ...], after: tuple[float, ...]) -> None:
+    before = Histogram((0.1, 0.2, 0.4, 0.8, inf), (5.0, 6.0, 7.0, 8.0, 8.0), 1.0)
+    assert bucket_p99_s(before, Histogram(bounds, after, 9.0)) is None
+    assert bucket_p99_s(None, before) is None
+    assert bucket_p99_s(before, None) is None
+
+
+def test_a_first_bucket_that_fell_is_no_quantile_of_what_came_since() -> None:
+    before, after = Histogram((0.1, 0.2, inf), (30.0, 30.0, 30.0), 1.0), Histogram((0.1, 0.2, inf), (10.0, 60.0, 60.0), 9.0)
+    assert bucket_p99_s(before, after) is None
+
+
+def test_the_p99_of_few_requests_is_not_known_and_that_of_many_is_one_of_them() -> None:
+    assert exact_p99_s([0.1] * (MIN_SAMPLES - 1)) is None
+    assert exact_p99_s([n / 100 for n in range(100, 0, -1)]) == 0.99
+
+
+def test_bytes_by_which_the_use_falls_explain_no_memory() -> None:
+    """The trend is asked then: it knows nothing of bytes."""
+    points = [Point(15.0 * n, 0.5 + 0.01 * n, 1e9 * (50 - n), 1e9 * (50 - n)) for n in range(21)]
+    found = exhaustion(points)
+    assert found is not None
+    assert found.method == "trend"
+
+
+def test_an_hour_of_one_backend_knows_as_many_groups_as_may_be_and_no_more() -> None:
+    """A group is a model with what its page tells; a page that tells something else each step must not grow for ever."""
+    backends = tuple(Backend(f"b{n}", f"m{n}") for n in range(booking.MAX_GROUPS + 3))
+    book = ForecastBook()
+    for step in range(1, 40):
+        book.note(situation(step, latency(step), backends))
+    assert len(book._rows) == booking.MAX_GROUPS
+    book.learn(("nobody's", (True,)), Linear(0.0, (1.0,), -1.0, 1.0, 9))
+    assert book._models == {}
+
+
+def test_a_forecast_whose_moment_passed_unseen_teaches_nothing() -> None:
+    book = ForecastBook()
+    for step in [*range(1, 20), *range(30, 33)]:
+        book.note(situation(step, latency(step)))
+    before = sum(len(rows.rows) for rows in book.trainable().values())
+    assert sum(map(len, book._rows.values())) <= 17
+    assert before == 0

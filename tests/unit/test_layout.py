@@ -14,7 +14,7 @@ import tailkeeper_watchdog.actuators
 import tailkeeper_watchdog.detectors
 import tailkeeper_watchdog.policies
 from tailkeeper_alerts.groups import VLLM_ONLY
-from tailkeeper_exporter.catalog import CATALOG
+from tailkeeper_exporter.catalog import CATALOG, Kind, Metric, Unit
 from tailkeeper_exporter.engines import ENGINES
 from tailkeeper_watchdog.actuators import ACTUATORS
 from tailkeeper_watchdog.detectors import DETECTORS
@@ -73,3 +73,23 @@ def test_every_module_of_a_kind_is_in_its_registry(package: object, listed: set[
 def test_metric_names_are_unique_over_both_catalogues() -> None:
     names = [m.name for m in (*CATALOG, *WATCHDOG_CATALOG)]
     assert len(names) == len(set(names))
+
+
+def metric(name: str, kind: Kind, buckets: tuple[float, ...] = ()) -> Metric:
+    return Metric(name, kind, Unit.SECONDS, "Help.", (), buckets=buckets)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "buckets", "says"),
+    [
+        ("a:b", Kind.GAUGE, (), "no ':' in exported names"),
+        ("a", Kind.COUNTER, (), "a counter's name ends in _total"),
+        ("a", Kind.HISTOGRAM, (1.0, 1.0), "buckets must rise"),
+    ],
+)
+def test_a_metric_that_nobody_could_query_is_refused_where_it_is_written(
+    name: str, kind: Kind, buckets: tuple[float, ...], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        metric(name, kind, buckets)
+    assert metric("a_total", Kind.COUNTER, (1.0, 2.0)).name == "a_total"

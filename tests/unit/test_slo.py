@@ -18,7 +18,7 @@ from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.model import EMPTY, Backend, BackendObservation, FleetSnapshot, RequestRecord, Situation, Slo, TickRecord
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.settings import TIER_ATTRIBUTES
-from tailkeeper_watchdog.slo.bins import SPANS, Bins, oldest_kept
+from tailkeeper_watchdog.slo.bins import SPANS, Bins, Row, oldest_kept
 from tailkeeper_watchdog.slo.compliance import SloBook
 from tailkeeper_watchdog.slo.store import SloStore
 from tailkeeper_watchdog.slo.tiers import ATTRIBUTES, FIRST_OUTPUT_S, NOTHING, Counts, judged, tier_of, tiers_of, worth
@@ -314,3 +314,9 @@ def test_another_backend_under_a_known_name_is_not_compared_with_the_old_one() -
         snapshot = FleetSnapshot(1, count, T0 + count, (Backend("a", url=url),), before.snapshot.observations)
         insights.note(tick(Situation(snapshot, EMPTY, EMPTY, EMPTY, SLO, 3.0)))
     assert insights.slo.windows(T0 + 90)[TIERS[-1].name][0].requests == 0
+
+
+def test_what_is_kept_of_a_tier_or_a_span_that_is_no_more_is_left_out() -> None:
+    known = Row(TIERS[-1].name, HOUR.name, HOUR.number(T0), Counts(3, 3, 3))
+    book = SloBook(TIERS, 0.995, (known, replace(known, key="of yesterday"), replace(known, span="a fortnight")))
+    assert [w.requests for w in book.windows(T0)[TIERS[-1].name]] == [3, 0, 0]

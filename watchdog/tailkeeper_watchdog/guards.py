@@ -77,7 +77,7 @@ class GuardContext:
 
 @dataclass(slots=True)
 class _Tally:
-    """Sets of backend names, looked up once and filled up while judging."""
+    """Sets of backend names, looked up once; ``acted_on`` is filled up while judging."""
 
     drained_in: set[tuple[Pool, str]]
     """Drained or without weight there, whoever wanted that: to say so once more takes nobody out. Not who is down for the
@@ -109,8 +109,8 @@ def judge(wishes: tuple[DesiredState, ...], context: GuardContext) -> tuple[Verd
         refusal, detail = _first_refusal(wish, context, tally)
         verdict = _cut_back(wish, refusal, detail) if refusal in CUT_BACK else Verdict(wish, refusal, detail)
         verdicts.append(verdict)
-        if verdict.allowed:
-            _count(verdict.desired, tally)
+        if verdict.allowed and takes_out(verdict.desired):
+            tally.acted_on.add(wish.backend)
     return tuple(verdicts)
 
 
@@ -157,19 +157,11 @@ def _pools(backend: Backend, without_doors: frozenset[str]) -> frozenset[Pool]:
     return frozenset(_pool(target) for target in backend.targets if target.gateway not in without_doors)
 
 
-def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[int, int, str]:
+def _urgency(wish: DesiredState, snapshot: FleetSnapshot) -> tuple[bool, bool, str]:
+    """The smallest is judged first."""
     seen = snapshot.observations.get(wish.backend)
-    dead = seen is not None and seen.state.is_dead
-    return (0 if dead else 1, 0 if wish.knob is Knob.ADMISSION else 1, wish.backend)
-
-
-def _count(wish: DesiredState, tally: _Tally) -> None:
-    places = {(pool, wish.backend) for pool in tally.pools.get(wish.backend, ())}
-    if takes_out(wish):
-        tally.acted_on.add(wish.backend)
-        tally.acted_on_in.update(places)
-    if is_drain(wish.knob, wish.value):
-        tally.drained_in.update(places)
+    alive = seen is None or not seen.state.is_dead
+    return (alive, wish.knob is not Knob.ADMISSION, wish.backend)
 
 
 def is_drain(knob: Knob, value: KnobValue) -> bool:
@@ -315,7 +307,7 @@ def _is_under_way(lease: Lease, context: GuardContext) -> bool:
     server = context.servers.get(lease.target)
     told = None if server is None else server.values.get(lease.knob)
     before = lease.prior if lease.before is None else lease.before
-    return not lease.confirmed and told is not None and told == before != lease.written
+    return not lease.confirmed and told == before != lease.written
 
 
 MAX_NAMES = 5

@@ -22,7 +22,7 @@ def _smallest_limit(value: KnobValue) -> float:
 
 
 def _drain_first(value: KnobValue) -> float:
-    return 0.0 if value == DRAIN else 1.0
+    return float(value != DRAIN)
 
 
 def _largest(value: KnobValue) -> float:
