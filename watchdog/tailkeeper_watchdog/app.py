@@ -144,7 +144,17 @@ class Watchdog:
         sent = None if self.telemetry is None else self.telemetry.counts
         self._live = Live()
         own = (self.ledger, decisions, self.switches, self._durations, modes, tick_s, self.insights)
-        api = build_api(self.loop, *own, sent, self.announcers, self._live, part, has_token=token is not None)
+        recorder = self._recorder
+        api = build_api(
+            self.loop,
+            *own,
+            sent,
+            self.announcers,
+            self._live,
+            part,
+            has_token=token is not None,
+            unrecorded=None if recorder is None else lambda: recorder.lost,
+        )
         self._api = api
         self.asgi = Gate(api, token)
 

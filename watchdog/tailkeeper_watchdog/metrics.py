@@ -87,6 +87,14 @@ TICKS_FAILED = Metric(
     (),
     Merge.SUM,
 )
+TICKS_UNRECORDED = Metric(
+    "tailkeeper_ticks_unrecorded_total",
+    Kind.COUNTER,
+    Unit.ONE,
+    "Ticks of which no record was kept: the disk did not take it, or not in time; absent where no records are kept.",
+    (),
+    Merge.SUM,
+)
 OBSERVATION_AGE = _gauge("tailkeeper_observation_age_seconds", Unit.SECONDS, "Age of the evidence about a backend.", (BACKEND,))
 PAUSED = _gauge("tailkeeper_paused", Unit.ONE, "1 while the kill switch is on.")
 
@@ -304,6 +312,7 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     TICK_DURATION,
     TICKS_MISSED,
     TICKS_FAILED,
+    TICKS_UNRECORDED,
     OBSERVATION_AGE,
     PAUSED,
     LEDGER_WRITABLE,

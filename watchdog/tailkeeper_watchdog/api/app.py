@@ -29,7 +29,7 @@ from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.insights import Insights
 from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.loop import Loop
-from tailkeeper_watchdog.metrics import LEDGER_WRITABLE, TICKS_FAILED, TICKS_MISSED
+from tailkeeper_watchdog.metrics import LEDGER_WRITABLE, TICKS_FAILED, TICKS_MISSED, TICKS_UNRECORDED
 from tailkeeper_watchdog.model import Mode
 from tailkeeper_watchdog.otlp.service import series_of
 from tailkeeper_watchdog.switches import MAX_HOLD_S, Switches
@@ -83,6 +83,7 @@ class Watched:
     telemetry: Counts
     announcers: Sequence[kube_announcer.KubeAnnouncer]
     part: shard.Part | None
+    unrecorded: Callable[[], int] | None
 
     @property
     def names(self) -> frozenset[str]:
@@ -158,12 +159,13 @@ def build_api(
     part: shard.Part | None = None,
     *,
     has_token: bool = False,
+    unrecorded: Callable[[], int] | None = None,
 ) -> FastAPI:
     """The application, without the gate in front of it (``security.Gate``), which ``has_token`` or not. ``telemetry`` and
     ``announcers`` know what became of what we send; ``live`` are the streams, for who wants to end them; ``part`` says which
-    shard this is, if it is one."""
+    shard this is, if it is one; ``unrecorded`` how many ticks were not recorded, where records are kept."""
     trends, live, sent = Trends(), live or Live(), telemetry or Counts()
-    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers, part)
+    watched = Watched(loop, ledger, decisions, switches, durations, modes, tick_s, insights, sent, announcers, part, unrecorded)
     # A redirect to the path without its slash would go to whatever host the request names.
     api = FastAPI(
         title="Tailkeeper watchdog",
@@ -276,6 +278,8 @@ def _insight_series(watched: Watched) -> Iterator[Series]:
     hardware = () if latest is None else insights.capacity.view(latest.situation)
     pages = insights.forecast.view(loop.fleet.backends)
     ticks = [(TICKS_MISSED, [((), float(loop.beat.missed))]), (TICKS_FAILED, [((), float(loop.failed))])]
+    if watched.unrecorded is not None:
+        ticks.append((TICKS_UNRECORDED, [((), float(watched.unrecorded()))]))
     now = () if latest is None else tuple(in_force.finding_series(latest.findings))
     more = (capacity.series(hardware), forecast.series(pages), tuple(series_of(watched.telemetry)))
     told = tuple(kube_announcer.series_of(watched.announcers))

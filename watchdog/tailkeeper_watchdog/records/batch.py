@@ -25,7 +25,8 @@ class Batch:
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(wbits=_GZIP)
         self._body: list[bytes] = []
-        self.lines = 0
+        self.ticks = 0
+        """Whose lines are in it, the last perhaps in part; counted by whoever adds them."""
         self.chars = 0
         """Of the lines, before they are compressed."""
 
@@ -39,7 +40,6 @@ class Batch:
                 self._compress(waiting)
                 waiting, chars = [], 0
         self._compress(waiting)
-        self.lines += 1
 
     def _compress(self, texts: list[str]) -> None:
         text = "".join(texts)

@@ -110,25 +110,31 @@ class Recorder:
                 self._take(*item)
             except Exception as error:  # the recorder's boundary: whatever fails here costs records and no tick
                 self._encoder.restart()
-                self._lose(1 + self._batch.lines, f"{type(error).__name__}: {error}")
-                self._batch = Batch()
+                self._lose_batch(error)
             finally:
                 self._queue.task_done()
-        with suppress(OSError):
+        try:
             self._flush()
+        except OSError as error:
+            self._lose_batch(error)
+
+    def _lose_batch(self, error: Exception) -> None:
+        self._lose(self._batch.ticks, f"{type(error).__name__}: {error}")
+        self._batch = Batch()
 
     def _take(self, record: TickRecord, inputs: TickInputs | None, lost: int) -> None:
         now = self._clock()
         if now - self._complete_since >= COMPLETE_EVERY_S:
             self._encoder.restart()
             self._complete_since = now
+        self._batch.ticks += 1
         for line in self._encoder.lines(record, inputs, lost):
             self._batch.add(line)
         if now - self._batch_since >= BATCH_S or self._batch.chars >= BATCH_CHARS:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._batch.lines:
+        if not self._batch.ticks:
             return
         body = self._batch.body()
         with open(self._path, "ab", opener=_private) as file:
