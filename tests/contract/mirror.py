@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 from urllib.parse import quote
 
 from tests.e2e.tiny_servers import answer, serving
@@ -37,6 +39,8 @@ class Mirror:
     paths: list[str] = field(default_factory=list)
     more: str = ""
     """Secrets of its own, which it tells with the echo: provider keys, and the like."""
+    elsewhere: str = ""
+    """An address to which it sends whoever goes where he is told."""
     tokens: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,11 +64,19 @@ class Mirror:
         return f"invalid {' '.join(every)} {self.more}"
 
     def _answer(self, handler: BaseHTTPRequestHandler, mode: str, echo: str) -> None:
-        message = {"error": {"message": echo}, "detail": echo, "errors": [echo], "message": echo, "data": {"result": echo}}
+        message: dict[str, Any] = {
+            "error": {"message": echo},
+            "detail": echo,
+            "errors": [echo],
+            "message": echo,
+            "data": {"result": echo},
+        }
+        message |= {"url": self.elsewhere, "urls": [self.elsewhere], "workers": [{"url": self.elsewhere}]}
         body = echo.encode() if mode == "text" else json.dumps(message).encode()
         more = {"WWW_Authenticate": f'Bearer error="invalid_token", error_description="{echo[:2_000]}"'}
         if mode == "moved":
-            answer(handler, 302, body, Location=f"http://user:{quote(echo[:400])}@127.0.0.1:1/?token={quote(echo[:400])}", **more)
+            there = self.elsewhere.replace("//", f"//user:{quote(echo[:400], safe='')}@")
+            answer(handler, 302, body, Location=f"{there}/?token={quote(echo[:400])}", **more)
             return
         kind = "text/plain" if mode == "text" else "application/json"
         answer(handler, STATUSES.get(mode, 200), body, Content_Type=kind, **more)
@@ -95,8 +107,33 @@ def _forms(value: str) -> Iterator[str]:
 
 
 @contextmanager
-def mirror(more: str = "") -> Iterator[Mirror]:
-    found = Mirror(more=more)
+def mirror(more: str = "", elsewhere: str = "http://127.0.0.1:1") -> Iterator[Mirror]:
+    found = Mirror(more=more, elsewhere=elsewhere)
     with serving(found.handle) as port:
         found.url = f"http://127.0.0.1:{port}"
         yield found
+
+
+@contextmanager
+def canary() -> Iterator[tuple[str, list[str]]]:
+    """An address of another name than the servers', and whoever has called there."""
+    callers: list[str] = []
+    with socket.create_server(("127.0.0.2", 0)) as listening:
+        listening.settimeout(0.1)
+        ended = threading.Event()
+
+        def listen() -> None:
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    connection, _ = listening.accept()
+                    with connection:
+                        connection.settimeout(1)
+                        callers.append(connection.recv(1_000).decode("latin-1"))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield f"http://127.0.0.2:{listening.getsockname()[1]}", callers
+        finally:
+            ended.set()
+            thread.join()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.contract.mirror import MODES, STATUSES, Mirror, mirror
+from tests.contract.mirror import MODES, STATUSES, Mirror, canary, mirror
 from tests.e2e.real_programs import answers_200, free_port, wait_until
 
 pytestmark = pytest.mark.real
@@ -115,6 +116,8 @@ class Heard:
     """All that was said, by who said it."""
 
     said: dict[str, str] = field(default_factory=dict)
+    elsewhere: str = ""
+    callers: list[str] = field(default_factory=list)
 
     def run(self, *commands: Sequence[str]) -> None:
         """In one process, because starting one costs more than what it does."""
@@ -168,11 +171,12 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Vault, Mir
     for name in ("vault", "state", "out"):
         (folder / name).mkdir()
     vault, heard = Vault(folder / "vault"), Heard()
-    with mirror(TOLD) as told:
+    with canary() as (elsewhere, callers), mirror(TOLD, elsewhere) as told:
         ports = [free_port() for _ in range(3)]
         document = _document(vault, told.url, ports)
         config = folder / "t.yaml"
         config.write_text(yaml.safe_dump(document))
+        heard.elsewhere, heard.callers = elsewhere, callers
         _serve(folder, config, ports, vault, heard)
         _commands(folder, config, told.url, vault, heard)
         yield vault, told, heard, folder
@@ -223,8 +227,24 @@ def _pages(ports: list[int], vault: Vault, heard: Heard) -> None:
             ask("POST", f"{watchdog}/api/v1/{path}", headers=right, **body)
             ask("POST", f"{watchdog}/api/v1/{path}", headers=CLIENT)
         ask("PUT", f"{exporter}/api/v1/taps/e-ok", headers=CLIENT, json={"admission": "serve"})
+        alert = {"status": "firing", "fingerprint": "f", "labels": {"instance": heard.elsewhere}, "generatorURL": heard.elsewhere}
+        alerts = {"externalURL": heard.elsewhere, "alerts": [alert]}
+        ask("POST", f"{watchdog}/api/v1/alerts", headers=right, json=alerts)
+        ask("POST", f"{exporter}/v1/traces", json=_spans(heard.elsewhere))
         asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1, "stream": True}
-        ask("POST", f"{tap}/v1/completions?key={QUERY}", headers=CLIENT, json=asked)
+        ask("POST", f"{tap}/v1/completions?key={QUERY}", headers={**CLIENT, "host": heard.elsewhere[7:]}, json=asked)
+    with socket.create_connection(("127.0.0.1", ports[2]), 10) as client_of_a_proxy:
+        client_of_a_proxy.sendall(f"GET {heard.elsewhere}/v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        heard.said["the tap as a proxy"] = client_of_a_proxy.recv(65_536).decode()
+
+
+def _spans(url: str) -> dict[str, Any]:
+    """A span that looks like a request to a server elsewhere."""
+    told = {"server.address": url[7:], "url.full": url, "peer.service": url, "tailkeeper.backend": url, "http.url": url}
+    attributes = [{"key": key, "value": {"stringValue": value}} for key, value in told.items()]
+    span = {"traceId": "ab" * 16, "spanId": "cd" * 8, "name": "llm_request", "kind": 3, "attributes": attributes}
+    resource = {"attributes": [*attributes, {"key": "service.name", "value": {"stringValue": "vllm"}}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": [span]}]}]}
 
 
 def _commands(folder: Path, config: Path, url: str, vault: Vault, heard: Heard) -> None:
@@ -317,3 +337,14 @@ def test_no_output_page_or_file_holds_a_secret_in_any_form(heard: Any) -> None:
     secrets = {**vault.secrets, **{f"{name} of a client": secret for name, secret in clients.items()}, **others}
     leaks = _leaks(secrets, _places(said, told, folder))
     assert leaks == [], "\n".join(leaks[:40]) + f"\n{len(leaks)} in all"
+
+
+def test_nothing_that_anybody_said_led_us_to_another_address(heard: Any) -> None:
+    """Redirects, addresses in answers, alerts, spans, and what a client asks of the tap (SSRF)."""
+    _, told, said, _ = heard
+    assert any("/moved/" in path for path in told.paths)
+    assert said.said["the tap as a proxy"].startswith("HTTP/1.1 200"), "of the tap's own backend"
+    assert said.callers == []
+    with socket.create_connection(("127.0.0.2", int(said.elsewhere.rpartition(":")[2])), 5) as one:
+        one.sendall(b"here")
+    wait_until(lambda: said.callers == ["here"], "whoever calls there is noticed", 5)
