@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Any
@@ -19,6 +19,7 @@ import httpx
 
 from tailkeeper_exporter.clients import Clients, CredentialError, auth_headers
 from tailkeeper_exporter.fetch import FetchError, fetch
+from tailkeeper_exporter.hiding import hidden_of
 from tailkeeper_exporter.page import MAX_BYTES, Reason
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import causes
@@ -68,16 +69,22 @@ class Answer:
     body: bytes
     content_type: str
     clock: Clock | None
+    shown: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Our credentials, which its words may repeat."""
 
     def json(self) -> Any:
         """Raises AskError where it is none."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
-            raise AskError(Trouble.OTHER, f"answers what is no JSON: {excerpt(self.text()[:200]) or 'nothing'}") from None
+            raise AskError(Trouble.OTHER, f"answers what is no JSON: {excerpt(self.words()[:200]) or 'nothing'}") from None
 
     def text(self) -> str:
         return self.body.decode("utf-8", "replace")
+
+    def words(self) -> str:
+        """Its text, to be shown."""
+        return hidden_of(self.body, self.shown).decode("utf-8", "replace")
 
 
 class Asker:
@@ -132,7 +139,7 @@ class Asker:
             got = await fetch(self._client, url, headers, deadline_s, max_bytes)
         except FetchError as error:
             raise ask_error(error, deadline_s) from error
-        return Answer(got.body, got.content_type, self._clock)
+        return Answer(got.body, got.content_type, self._clock, self._headers)
 
     async def _note(self, response: httpx.Response) -> None:
         # What comes out of a cache tells the time at which it was put there.

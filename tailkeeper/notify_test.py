@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from tailkeeper.ending import FAILED, USAGE
+from tailkeeper_exporter.hiding import hidden_of
 from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
 from tailkeeper_watchdog.actuators.calls import CallError, excerpt, without_password
@@ -228,7 +229,7 @@ def _why(error: Exception, over_tls: bool) -> str:
 
 
 def _refusal(answer: httpx.Response) -> str:
-    said = excerpt(answer.text)
+    said = excerpt(hidden_of(answer.content, answer.request.headers).decode("utf-8", "replace"))
     if answer.status_code in (401, 403):
         return f"refused the credentials ({answer.status_code}); see watchdog.alertmanager.auth (bearer_file, basic_file)"
     if answer.status_code == 404:

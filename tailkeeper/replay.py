@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tailkeeper.auth_options import auth_in
+from tailkeeper_exporter.hiding import hidden
 from tailkeeper_exporter.settings import Auth, check_url
 from tailkeeper_watchdog.actuators import build_actuator
 from tailkeeper_watchdog.actuators.calls import CallError
@@ -69,7 +70,7 @@ def wanted(
     try:
         asked = str(check_url(url))
     except ValueError as error:
-        raise UsageError(f"--prometheus: {error} (given: {url!r})") from error
+        raise UsageError(f"--prometheus: {error} (given: {hidden(url)!r})") from error
     return Wanted(None, Range(asked, times["--start"], min(times["--end"], now_unix_s), auth=_given(auth, url)))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from tailkeeper_exporter.counted import plural
+from tailkeeper_exporter.hiding import hidden
 from tailkeeper_exporter.settings import check_url
-from tailkeeper_watchdog.actuators.calls import without_password
 
 DEADLINE_S = 5.0
 HEAD = ("backend", "state", "hscore", "P99 TTFT", "weight", "why")
@@ -31,7 +31,7 @@ def fetch_fleet(url: str) -> dict[str, Any]:
     try:
         check_url(url)
     except ValueError as error:
-        raise UrlError(f"{error} (given: {without_password(url)!r})") from None
+        raise UrlError(f"{error} (given: {hidden(url)!r})") from None
     try:
         answer = httpx.get(f"{url.rstrip('/')}/api/v1/fleet", timeout=DEADLINE_S, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

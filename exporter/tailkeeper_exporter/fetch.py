@@ -24,6 +24,7 @@ import anyio
 import httpcore
 import httpx
 
+from tailkeeper_exporter.hiding import hidden_of
 from tailkeeper_exporter.page import MAX_BYTES, PageError, Reason
 from tailkeeper_exporter.tls import BROKEN, CUT_OFF, TlsCode, TlsTrouble, causes, tls_trouble
 
@@ -296,7 +297,7 @@ async def status_error(response: httpx.Response) -> FetchError:
         status=response.status_code,
         accepted=True,
         answered=True,
-        body=body,
+        body=hidden_of(body, response.request.headers),
         retry_after=response.headers.get("retry-after"),
     )
 

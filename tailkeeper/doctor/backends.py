@@ -19,6 +19,7 @@ from tailkeeper_exporter.engines import Engine, engine_named
 from tailkeeper_exporter.page_reader import page_url
 from tailkeeper_exporter.probe import Prober, ProbeResult
 from tailkeeper_exporter.probe_answer import Outcome, is_loading
+from tailkeeper_watchdog.actuators.calls import excerpt
 from tailkeeper_watchdog.settings import WatchedBackend
 
 ASK_S = 3.0
@@ -155,7 +156,7 @@ def _switch(place: Place) -> str:
 
 
 def _beginning(page: Answer) -> str:
-    words = " ".join(page.text()[:200].split())[:60]
+    words = excerpt(page.words()[:200])[:60]
     return f"it begins with {words!r}" if words else "it is empty"
 
 

@@ -10,6 +10,7 @@ from typing import TextIO
 from tailkeeper.auth_options import auth_in
 from tailkeeper.config import Config
 from tailkeeper.doctor import Also, examine, report
+from tailkeeper_exporter.hiding import hidden
 from tailkeeper_exporter.settings import check_url
 
 
@@ -42,7 +43,7 @@ def server_of(prometheus: str | None, auth: Sequence[str]) -> Also | None:
     try:
         url = check_url(prometheus)
     except ValueError as error:
-        raise ValueError(f"--prometheus: {error} (given: {prometheus!r})") from error
+        raise ValueError(f"--prometheus: {error} (given: {hidden(prometheus or '')!r})") from error
     credentials = auth_in(auth, url)
     return None if url is None else Also(url, credentials)
 

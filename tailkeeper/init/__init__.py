@@ -22,6 +22,7 @@ from tailkeeper.init import on_machine, through_prometheus
 from tailkeeper.init.found import Discovered, joined
 from tailkeeper.init.writing import comment, is_complete, sentences, usable, written
 from tailkeeper_exporter.counted import plural
+from tailkeeper_exporter.hiding import hidden
 from tailkeeper_exporter.settings import Auth, check_url
 
 HINTS = {
@@ -64,7 +65,7 @@ class Wanted:
         try:
             url = check_url(prometheus)
         except ValueError as error:
-            raise InitError(USAGE, f"--prometheus: {error} (given: {prometheus!r})") from None
+            raise InitError(USAGE, f"--prometheus: {error} (given: {hidden(prometheus or '')!r})") from None
         try:
             return cls(url, out, auth_in(auth, url))
         except ValueError as error:

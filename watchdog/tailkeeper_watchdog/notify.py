@@ -17,6 +17,7 @@ import httpx
 import structlog
 
 from tailkeeper_exporter.fetch import EXCHANGE_ERRORS
+from tailkeeper_exporter.hiding import hidden_of
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import BROKEN, tls_trouble
 from tailkeeper_watchdog import alert_words
@@ -201,7 +202,7 @@ class Notifier:
                     break
             if response.status_code in (401, 403):  # such an answer may quote the credential
                 return f"answered {response.status_code}: the credential is not accepted; check watchdog.alertmanager.auth"
-            return f"answered {response.status_code}: {excerpt(said.decode('utf-8', 'replace'))}"
+            return f"answered {response.status_code}: {excerpt(hidden_of(bytes(said), headers).decode('utf-8', 'replace'))}"
 
     def _note(self, error: str | None) -> None:
         """The same failure is logged once, and its end."""

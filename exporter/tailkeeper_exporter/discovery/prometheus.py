@@ -28,6 +28,7 @@ from tailkeeper_exporter.discovery.base import MAX_TARGETS, DiscoveryError, Foun
 from tailkeeper_exporter.engines import ENGINES, Engine, Given, engine_named
 from tailkeeper_exporter.exposition import canonical
 from tailkeeper_exporter.fetch import FetchError, fetch
+from tailkeeper_exporter.hiding import hidden
 from tailkeeper_exporter.settings import PrometheusDiscovery, check_url
 
 WINDOW = "1h"
@@ -141,7 +142,7 @@ def _error_of(body: bytes) -> str:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return f": {str(said)[:_MAX_ERROR_CHARS]}"
+    return f": {hidden(str(said))[:_MAX_ERROR_CHARS]}"
 
 
 def label_sets(body: bytes, where: str) -> Rows:

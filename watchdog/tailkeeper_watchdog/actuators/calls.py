@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from tailkeeper_exporter.hiding import hidden
 from tailkeeper_watchdog.actuators.contract import ActuatorError, ErrorKind
 
 EXCERPT_CHARS = 200
@@ -30,8 +31,9 @@ class CallError(Exception):
 
 
 def excerpt(text: str) -> str:
-    """A gateway's words made safe for one log line: printable, on one line, cut at ``EXCERPT_CHARS``."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * EXCERPT_CHARS]).split())
+    """A gateway's words made safe for one log line: printable, on one line, without what looks like a credential, cut at
+    ``EXCERPT_CHARS``."""
+    words = hidden(" ".join("".join(c if c.isprintable() else " " for c in text[: 4 * EXCERPT_CHARS]).split()))
     return words if len(words) <= EXCERPT_CHARS else words[:EXCERPT_CHARS] + "…"
 
 

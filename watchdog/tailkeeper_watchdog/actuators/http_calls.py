@@ -18,6 +18,7 @@ import httpx
 
 from tailkeeper_exporter import long_json, strict_json
 from tailkeeper_exporter.fetch import EXCHANGE_ERRORS
+from tailkeeper_exporter.hiding import hidden_of
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import BROKEN, TlsCode, tls_trouble
 from tailkeeper_watchdog.actuators import http_auth
@@ -43,6 +44,9 @@ OF_PAGES: Mapping[int, Meaning] = {
     404: (ErrorKind.REFUSED, "there is no such page; check the address of this gateway and its version")
 }
 """Where a path names a page of the gateway, and no server of it."""
+
+_DOCUMENT = (b"{", b"[")
+"""How JSON begins that is worked with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,8 @@ class HttpCalls:
         try:
             async with client.stream(method, url, headers=headers, content=content) as response:
                 body = await _whole(response, self._limit if limit_bytes is None else limit_bytes)
+                if response.status_code >= 300 or body.lstrip()[:1] not in _DOCUMENT:  # words, which may repeat our credential
+                    body = hidden_of(body, headers)
                 return Answer(response.status_code, body, dict(response.headers), self._meanings)
         except (UnicodeError, *EXCHANGE_ERRORS) as error:
             raise _failure(error, url) from error

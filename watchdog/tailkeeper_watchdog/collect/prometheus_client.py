@@ -16,12 +16,14 @@ from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 
 from tailkeeper_exporter.credentials import CredentialError, auth_headers
+from tailkeeper_exporter.hiding import hidden, hidden_of
 from tailkeeper_exporter.settings import Auth
 from tailkeeper_exporter.tls import tls_context, tls_trouble
 from tailkeeper_watchdog.settings import PrometheusSource
 
 QUERY_LIMIT_S = 30.0
 """Without a byte for so long a query is given up; the tick has long given up by then, and waits to ask again."""
+ERROR_LIMIT_BYTES = 2_000
 KEY = "watchdog.source.auth"
 
 
@@ -57,8 +59,12 @@ def words_of(error: Exception) -> str:
         return f"TLS: {trouble.at(KEY)}"
     if isinstance(error, requests.Timeout):
         return f"no answer within {QUERY_LIMIT_S:g} s"
-    said = str(error)[:300]
+    said = hidden(str(error)[:600])[:300]
     return said if isinstance(error, (RefusedError, CredentialError)) else f"{type(error).__name__}: {said}"
+
+
+def _texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else value.decode("latin-1") for name, value in headers.items()}
 
 
 class _Headers(AuthBase):
@@ -98,4 +104,6 @@ class _Adapter(HTTPAdapter):
                 f"answered {response.status_code}, a redirect, which is not followed; write the final address into "
                 f"watchdog.source.url, or see to it that {KEY} spares us a page to sign in"
             )
+        if response.status_code >= 400:  # the library's error quotes all that it says
+            response._content = hidden_of(response.content[:ERROR_LIMIT_BYTES], _texts(request.headers))
         return response
