@@ -271,9 +271,10 @@ async def test_more_than_can_be_kept_meanwhile_is_written_anew(
 async def test_a_leader_that_is_halted_in_the_middle_of_a_write_keeps_nobody_out_for_long(
     postgres: PostgresServer, settings: LedgerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "IDLE_IN_TRANSACTION_S", 0.3)
-    monkeypatch.setattr(server, "LOCK_S", 0.2)
+    monkeypatch.setattr(server, "IDLE_IN_TRANSACTION_S", 1.5)
+    monkeypatch.setattr(server, "LOCK_S", 0.1)
     first, second = await led(settings, "first"), PostgresLeadership(settings, "second", clock=asking_always())
+    assert await second.try_lead() is not None
     run_out(postgres, settings)
     halted = connect(settings)
     halted.execute("BEGIN")

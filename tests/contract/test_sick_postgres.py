@@ -259,7 +259,8 @@ async def test_a_password_that_is_changed_while_it_runs_is_read_anew(postgres: P
     try:
         postgres.run(f"ALTER ROLE {ROLE} PASSWORD 'the-next-one'")
         secret.write_text("the-next-one\n")
-        postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{ROLE}'")
+        postgres.run(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = '{ROLE}'")
+        assert await until_it_leads(leadership)
         await leadership.settle()
     finally:
         postgres.run(f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'")

@@ -174,7 +174,7 @@ def test_the_second_machine_inherits_what_the_first_one_did_and_a_release_gives_
         assert shared.leases() == [("sim-b", "admission", 1, None)]
         done = subprocess.run([*COMMAND, "release-all", "-c", str(one.config)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "1 of 1 changes given back" in done.stdout
+        assert "1 of 1 change given back" in done.stdout
         assert not shared.drained("sim-b")
         assert shared.leases() == [("sim-b", "admission", 1, "released")]
         assert PASSWORD not in one.said() + two.said() + done.stdout + done.stderr
