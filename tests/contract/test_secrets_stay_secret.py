@@ -26,9 +26,12 @@ from tests.e2e.real_programs import answers_200, free_port, wait_until
 pytestmark = pytest.mark.real
 RUNNER = [sys.executable, "-m", "tests.contract.forced_errors"]
 ROOT = Path(__file__).parents[2]
+CONFIGURATIONS = ("t.yaml", "elsewhere.yaml", "wrong.yaml")
 RUN_S = 4.0
 PROVIDER = "sk-provider-6hG/tell+nobody=="
 SLACK, SMTP, IN_URL = "T0/B0/slack-7mQ-tell-nobody", "smtp-2wE/tell+nobody=", "userinfo-4kL-tell-nobody"
+KV = "redis-8jU-tell-nobody"
+"""The one password that a configuration may hold."""
 TOLD = f"{PROVIDER} https://hooks.slack.com/services/{SLACK} smtp_auth_password: {SMTP}"
 """What servers tell of others' secrets, in their configurations."""
 KINDS = ("webhook", "litellm", "consul", "sglang_router", "vllm_router", "triton", "ray_serve")
@@ -78,6 +81,7 @@ def _document(vault: Vault, url: str, ports: list[int]) -> dict[str, Any]:
         backends[number % len(backends)].setdefault("gateway", []).append(
             {"name": gateway["name"], "server": "a" if gateway["kind"] == "consul" else "a/b"}
         )
+    backends[1]["kv_service"] = f"redis://:{KV}@127.0.0.1:1/0"
     backends[0]["tap"] = {"listen": tap}
     probe = {"interval_s": 0.5, "first_token_timeout_s": 1, "health_timeout_s": 0.5}
     return {
@@ -309,7 +313,8 @@ def _option(vault: Vault, name: str) -> str:
 def _places(heard: Heard, told: Mirror, folder: Path) -> dict[str, bytes]:
     """All outputs, all files but those of the secrets, and what was told to Alertmanager, collectors and gateways."""
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    left = {name: content for name, content in files.items() if not name.startswith(("vault", "wrong.yaml"))}
+    ours = ("vault", *CONFIGURATIONS)
+    left = {name: content for name, content in files.items() if not name.startswith(ours)}
     bodies = {
         f"a body that was posted ({number})": body for number, body in enumerate(told.bodies) if PROMPT.encode() not in body
     }
@@ -333,7 +338,7 @@ def test_no_output_page_or_file_holds_a_secret_in_any_form(heard: Any) -> None:
         "query": QUERY,
         "prompt": PROMPT,
     }
-    others = {"a provider's": PROVIDER, "Slack's": SLACK, "a mail server's": SMTP, "in a URL": IN_URL}
+    others = {"a provider's": PROVIDER, "Slack's": SLACK, "a mail server's": SMTP, "in a URL": IN_URL, "Redis's": KV}
     secrets = {**vault.secrets, **{f"{name} of a client": secret for name, secret in clients.items()}, **others}
     leaks = _leaks(secrets, _places(said, told, folder))
     assert leaks == [], "\n".join(leaks[:40]) + f"\n{len(leaks)} in all"

@@ -201,6 +201,33 @@ async def test_a_thousand_requests_in_one_piece_are_answered_one_after_the_other
         assert (await _ended(reader)).count(b"HTTP/1.1 200 OK") == 1_000
 
 
+TRAVERSAL = [
+    "/../../../../etc/passwd",
+    "/console.js/../../../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
+    "/..%2f..%2fetc%2fpasswd",
+    "/%252e%252e%252fetc/passwd",
+    "/..\\..\\etc\\passwd",
+    "/console.css%00.html",
+    "//etc/passwd",
+    "/healthz/../../etc/passwd",
+    "/api/v1/taps/..%2f..%2fetc%2fpasswd",
+    "/api/v1/backends/..%2f..%2fetc%2fpasswd/hold",
+    "/%ff%fe/%c0%ae%c0%ae/etc/passwd",
+    "http://127.0.0.2/etc/passwd",
+    "file:///etc/passwd",
+]
+
+
+@pytest.mark.parametrize("path", TRAVERSAL)
+async def test_no_path_leads_out_of_what_is_served(port: int, path: str) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+        answer = await _ended(reader)
+    assert answer.split()[1] in (b"400", b"404", b"405"), answer[:200]
+    assert b"root:" not in answer
+
+
 async def test_connections_beyond_the_limit_are_told_so_and_their_places_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
