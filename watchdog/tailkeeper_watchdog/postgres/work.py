@@ -123,7 +123,8 @@ def _image_of(connection: Connection) -> sqlite3.Connection:
 
 
 def _insert(table: str, columns: int) -> str:
-    return f"INSERT INTO {table} VALUES ({','.join('?' * columns)})"  # noqa: S608  names of ours  # nosec B608
+    marks = ",".join("?" * columns)
+    return f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608  names of ours  # nosec B608
 
 
 def write(connection: Connection, term: Term, statements: tuple[Statement, ...], again: bool, lease_s: float) -> Written:
@@ -177,8 +178,9 @@ def write_anew(connection: Connection, term: Term, content: Content, lease_s: fl
 def _replacing(table: str, rows: Iterable[Row]) -> Iterable[Statement]:
     """Whatever has the same key there goes first: a lease that ended there is in force here, or a change is the same."""
     key = "backend" if table == "attempts" else "id"
+    delete = f"DELETE FROM {table} WHERE {key} = ?"  # noqa: S608  names of ours  # nosec B608
     for row in rows:
-        yield f"DELETE FROM {table} WHERE {key} = ?", (row[0],)  # noqa: S608  names of ours  # nosec B608
+        yield delete, (row[0],)
         yield _insert(table, len(row)), row
 
 
