@@ -14,10 +14,11 @@ from tailkeeper_watchdog.model import BackendObservation, Epoch, Factor, HealthS
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.scoring.epochs import RESTARTED, follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, SPACING_S, WINDOW_S, History, add, over, take_sample
-from tailkeeper_watchdog.scoring.hscore import error_goodness, latency_goodness, score
+from tailkeeper_watchdog.scoring.hscore import Scores, error_goodness, latency_goodness, score
 from tailkeeper_watchdog.scoring.ring import DEFAULT_SIZE, LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
 from tailkeeper_watchdog.window import Window
+from tests.unit.situations import situation, window
 from tests.unit.test_hscore import SLO, WEIGHTS, Measured, scored
 
 # The score
@@ -86,6 +87,38 @@ def test_where_not_all_fail_a_missing_latency_is_not_known(finished: int, errors
     assert "latency" in failing(None, finished, errors).unknown_factors
 
 
+def test_one_request_that_failed_is_all_of_them() -> None:
+    assert failing(None, 1, 1.0).factors[0].goodness == 0.0
+
+
+def test_more_evidence_than_enough_makes_no_factor_surer() -> None:
+    assert scored(errors=0.0, samples=200).confidence == pytest.approx(0.40)
+    assert scored(p95_s=0.1, samples=200).confidence == pytest.approx(0.35)
+
+
+def test_weights_count_by_their_share_whatever_they_sum_to() -> None:
+    doubled = {name: 2 * weight for name, weight in WEIGHTS.items()}
+    seen = BackendObservation("a", State.SERVING, 0.0, readings={catalog.CPU_USAGE.name: present(0.9, 0.0)})
+    minute = Measured(Quantile(2.4, 10), 0.1, None, 50)
+    once, twice = score(seen, minute, WEIGHTS, SLO, "a"), score(seen, minute, doubled, SLO, "a")
+    assert twice.hscore == pytest.approx(once.hscore)
+    assert twice.confidence == pytest.approx(once.confidence)
+
+
+def test_the_latency_of_a_score_is_the_p95_of_the_first_token_of_the_last_minute() -> None:
+    """Ninety-four of a hundred are quick, so the P95 is one of the others; of one by one and of all at once."""
+    told = {"a": window(60.0, ok=100.0, ttft={0.02: 94.0, 2.4: 6.0})}
+    given = situation(observed_now("a"), windows=told)
+    (latency, *_) = score(observed_now("a"), told["a"], WEIGHTS, SLO, "a").factors
+    assert latency.name == "latency"
+    assert 1.28 < latency.value <= 2.5
+    assert Scores(given, WEIGHTS)["a"].factors[0] == latency
+
+
+def observed_now(name: str) -> BackendObservation:
+    return BackendObservation(name, State.SERVING, 0.0)
+
+
 def test_a_known_latency_counts_also_where_all_fail() -> None:
     assert failing(Quantile(0.6, 5), 10, 1.0).factors[0].goodness == 1.0
 
@@ -143,6 +176,7 @@ def test_a_counter_that_fell_begins_the_history_anew_and_says_so_once() -> None:
     fallen = history((0, 10), (5, 20), (10, 3))
     assert (times(fallen), fallen.anew) == ([10], True)
     assert not history((0, 10), (5, 20), (10, 20)).anew
+    assert times(history((0, 10), (5, 30), (10, 20))) == [10]
     assert not add(fallen, take_sample(seen(4), 15.0)).anew
     assert not history((0, 10)).anew
 
@@ -151,6 +185,18 @@ def test_a_counter_that_fell_begins_the_history_anew_and_says_so_once() -> None:
 def test_a_sample_that_is_not_newer_changes_nothing(at: float, ok: float) -> None:
     before = history((0, 10), (10, 20))
     assert add(before, take_sample(seen(ok), at)) is before
+
+
+def test_a_window_begins_at_the_latest_sample_that_is_old_enough_whatever_their_number() -> None:
+    for number in range(2, 15):
+        kept = history(*((5.0 * n, float(n)) for n in range(number)))
+        newest, earlier = kept.samples[-1].at, times(kept)[:-1]
+        for half_seconds in range(160):
+            seconds = half_seconds / 2
+            old_enough = [at for at in earlier if newest - at >= seconds]
+            start = over(kept, seconds).start
+            assert start is not None
+            assert start.at == (old_enough[-1] if old_enough else earlier[0])
 
 
 def test_a_window_carries_the_uptime_and_is_empty_without_two_samples() -> None:
@@ -239,6 +285,9 @@ def test_an_epoch_says_since_when_with_which_models_and_why() -> None:
     assert follow(away, observed(State.DOWN), 9.0) is away
     back = follow(away, observed(S, "z"), 10.0)
     assert back == Epoch(2, 10.0, frozenset({"z"}), RESTARTED)
+    assert follow(back, observed(S, "y"), 11.0) == Epoch(3, 11.0, frozenset({"y"}), "the model is y now")
+    renamed = follow(back, observed(State.DOWN, "z", "adapter"), 11.0)
+    assert renamed == Epoch(2, 10.0, frozenset({"z", "adapter"}), RESTARTED, ended=True)
 
 
 def test_another_model_of_an_engine_that_is_away_begins_an_epoch_that_has_ended_already() -> None:
@@ -274,3 +323,12 @@ def test_a_latency_of_nothing_is_possible() -> None:
 
 def test_what_is_known_of_a_cpu_is_its_catalogue_name() -> None:
     assert catalog.CPU_USAGE.name == "llm_cpu_usage_ratio"
+
+
+def test_a_quantile_far_below_the_largest_is_searched_for_among_what_was_put_in_and_nothing_else() -> None:
+    half_full, full = LatencyRing(400), LatencyRing(400)
+    half_full.extend(np.arange(200.0, 0.0, -1.0))
+    full.extend(np.arange(500.0, 0.0, -1.0))
+    assert half_full.quantile(0.5) == Quantile(100.0, 200)
+    assert half_full.quantile(0.1) == Quantile(20.0, 200)
+    assert full.quantile(0.5) == Quantile(200.0, 400)
