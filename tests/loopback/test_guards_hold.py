@@ -45,9 +45,10 @@ class Watching(RuleBasedStateMachine):
         gateway, write = self.world.gateway, self.world.gateway.write
 
         async def checked(server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
-            before = self._out()
+            before = self.world.out()
             await write(server, values, deadline_s)
-            self._judge(server, before, self._out())
+            if server in self.world.out() - before:
+                self._judge(server, self._out())
 
         gateway.write = checked  # type: ignore[method-assign]
 
@@ -57,10 +58,10 @@ class Watching(RuleBasedStateMachine):
         out = self.world.out() | {n for n, there in gateway.in_service.items() if not there}
         return out & self.world.loop.fleet.names
 
-    def _judge(self, server: str, before: set[str], after: set[str]) -> None:
-        """A write that took somebody out must have been allowed to."""
-        if server not in after - before:
-            return
+    def _judge(self, server: str, after: set[str]) -> None:
+        """A write that took somebody out must have been allowed to, also where the gateway's own check had found it down."""
+        if server not in after:
+            return  # it has left the fleet
         size = len(self.world.loop.fleet.names)
         if len(after) > cap_of(size, self.guards):
             self.problems.append(f"{sorted(after)} out of {size} after taking out {server}")

@@ -125,6 +125,11 @@ class ManyGateways(World):
         )
 
 
+def _kept_out(gateway: FakeGateway) -> set[str]:
+    """Who is drained or below half there, by whatever hand."""
+    return {n for n, v in gateway.values.items() if v[Knob.ADMISSION] == DRAIN or float(v[Knob.WEIGHT]) < 0.5}
+
+
 class WatchingAll(Watching):
     world: ManyGateways
 
@@ -148,22 +153,23 @@ class WatchingAll(Watching):
         write = gateway.write
 
         async def checked(server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
-            before = self._out_at(gateway)
+            before = _kept_out(gateway)
             try:
                 await write(server, values, deadline_s)
             finally:
-                self._judge_at(gateway, server, before, self._out_at(gateway))
+                if server in _kept_out(gateway) - before:
+                    self._judge_at(gateway, server, self._out_at(gateway))
 
         gateway.write = checked  # type: ignore[method-assign]
 
     def _out_at(self, gateway: FakeGateway) -> set[str]:
-        out = {n for n, v in gateway.values.items() if v[Knob.ADMISSION] == DRAIN or float(v[Knob.WEIGHT]) < 0.5}
-        out |= {n for n, there in gateway.in_service.items() if not there}
-        return out & self.world.loop.fleet.names
+        down = {n for n, there in gateway.in_service.items() if not there}
+        return (_kept_out(gateway) | down) & self.world.loop.fleet.names
 
-    def _judge_at(self, gateway: FakeGateway, server: str, before: set[str], after: set[str]) -> None:
-        if server not in after - before:
-            return
+    def _judge_at(self, gateway: FakeGateway, server: str, after: set[str]) -> None:
+        """A write that took somebody out must have been allowed to, also where the gateway's own check had found it down."""
+        if server not in after:
+            return  # it has left the fleet
         names = self.world.loop.fleet.names
         where = f"at {gateway.name}, by taking out {server}"
         if len(after) > cap_of(len(names), self.guards):

@@ -156,7 +156,7 @@ def _watchdog_stands_still(day: DayWorld, rng: random.Random) -> End | None:
 
 def _gateway_anew(day: DayWorld, rng: random.Random) -> End | None:
     day.checked.begin_anew()
-    day.by_hand.clear()
+    day.put_back.update(server for server, _ in day.by_hand)
     return lambda: None
 
 
@@ -192,14 +192,9 @@ def _foreign_hand(day: DayWorld, rng: random.Random) -> End | None:
     free = [n for n in NAMES if n in day.gateway.values and not any(x.target.server == n for x in day.ledger.leases())]
     if not free:
         return None
-    key = (rng.choice(free), Knob.WEIGHT)
-    day.by_hand[key] = day.gateway.values[key[0]][Knob.WEIGHT] = 1.2
-
-    def end() -> None:
-        if day.by_hand.pop(key, None) is not None and day.gateway.values[key[0]][Knob.WEIGHT] == 1.2:
-            day.gateway.values[key[0]][Knob.WEIGHT] = 1.0
-
-    return end
+    server = rng.choice(free)
+    day.by_hand[(server, Knob.WEIGHT)] = day.gateway.values[server][Knob.WEIGHT] = 1.2
+    return lambda: day.put_back.add(server)
 
 
 def _paused(day: DayWorld, rng: random.Random) -> End | None:

@@ -109,6 +109,8 @@ class DayWorld(FullWorld):
         self.wrong: list[str] = []
         self.counts: Counter[str] = Counter()
         self.by_hand: dict[tuple[str, Knob], KnobValue] = {}
+        self.put_back: set[str] = set()
+        """Servers whose weight that somebody has is to end, which he does as soon as he finds it there."""
         self.most_out = 0
         self._load = Load.of_the_trace()
         self._out_before: set[str] = set()
@@ -157,6 +159,7 @@ class DayWorld(FullWorld):
         self.clock.now += TICK_S
         self._carry_on()
         self.checked.do_what_is_due()
+        self.people_put_back()
         self.ledger_failed = False
         record = await self.loop.tick()
         self.loop.parts.rest()
@@ -177,6 +180,17 @@ class DayWorld(FullWorld):
 
     async def collect(self, now: float, deadline_s: float) -> Collected:
         return await super().collect(now, deadline_s)
+
+    def people_put_back(self) -> None:
+        """Where we have turned the same knob meanwhile, the prior value that we give back is theirs, and they wait for it."""
+        ours = {lease.target.server for lease in self.ledger.leases() if lease.knob is Knob.WEIGHT} if self.put_back else set()
+        for server in self.put_back - ours:
+            values = self.gateway.values[server]
+            if values[Knob.WEIGHT] == self.by_hand.get((server, Knob.WEIGHT)):
+                values[Knob.WEIGHT] = self.gateway.normal[Knob.WEIGHT]
+            if values[Knob.WEIGHT] == self.gateway.normal[Knob.WEIGHT]:
+                self.by_hand.pop((server, Knob.WEIGHT), None)
+                self.put_back.remove(server)
 
     # What is promised
 
