@@ -143,6 +143,6 @@ def configurations(things: Mapping[Key, Thing]) -> Iterator[tuple[str, Any]]:
 def loaded(document: Any, folder: Path) -> Config:
     """As a pod would load it, files included: where it names a folder of the pod, it has one here."""
     text = yaml.safe_dump(document).replace("/var/lib/tailkeeper", str(folder)).replace("/run/tailkeeper", str(folder))
-    (folder / "token").write_text("of this test\n", encoding="utf-8")
+    (folder / "token").write_text("of-this-test\n", encoding="utf-8")
     (folder / "loaded.yaml").write_text(text, encoding="utf-8")
     return load(folder / "loaded.yaml")

@@ -235,7 +235,7 @@ async def test_one_stretch_without_any_answer_does_not_cost_the_rest(prometheus:
     ("answer", "said"),
     [
         ((500, ""), "http_500"),
-        ((401, ""), "HTTP 401: it does not let us in; name a file with what it accepts"),
+        ((401, ""), "HTTP 401: the credential is not accepted; check the file that --auth names, or name one"),
         ((403, ""), "--auth bearer_file=FILE"),
         ((400, '{"error": "a wrong query"}'), "http_400: a wrong query"),
         ((200, "<html>"), "no JSON"),

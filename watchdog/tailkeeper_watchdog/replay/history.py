@@ -140,7 +140,10 @@ _SILENT = {
     Reason.CONNECTION: "it cannot be reached; is it the server's address, as reached from here?",
     Reason.TIMEOUT: f"no complete answer within {DEADLINE_S:g} s",
 }
-_DENIED = "it does not let us in; name a file with what it accepts: --auth bearer_file=FILE, basic_file=FILE or headers_file=FILE"
+_DENIED = (
+    "the credential is not accepted; check the file that --auth names, or name one: "
+    "--auth bearer_file=FILE, basic_file=FILE or headers_file=FILE"
+)
 
 
 def _why(error: FetchError) -> str:
