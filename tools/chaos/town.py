@@ -112,7 +112,7 @@ class Town:
         self.client.close()
         for life in (life for program in self.programs.values() for life in program.lives):
             for left in (f"faketime_shm_{life.pid}", f"sem.faketime_sem_{life.pid}"):  # by one that was killed
-                Path("/dev/shm", left).unlink(missing_ok=True)  # nosec B108  faketime's own place
+                Path("/dev/shm", left).unlink(missing_ok=True)  # faketime's own place  # nosec B108
         if os.path.ismount(self.state):
             subprocess.run(["umount", "--lazy", str(self.state)], check=False)
         return codes
