@@ -77,7 +77,7 @@ async def test_a_tick_that_is_lost_or_fails_is_seen(day: DayWorld) -> None:
     record = day.loop.latest
     assert record is not None
     day._look_at_tick(record)
-    assert "a tick failed although the ledger could be written" in day.wrong[1]
+    assert "a tick failed although the ledger could be written" in day.wrong[-1]
 
 
 def test_the_load_follows_a_real_trace_and_the_sun() -> None:

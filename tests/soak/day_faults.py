@@ -57,7 +57,9 @@ class Befalls:
         end = kind.begin(self.day, self.rng)
         if end is not None:
             self.begun[kind.name] = self.begun.get(kind.name, 0) + 1
-            self._ends.append((self.day.day_s + self.rng.uniform(*kind.lasts_s), kind.name, end))
+            until_s = self.day.day_s + self.rng.uniform(*kind.lasts_s)
+            self._ends.append((until_s, kind.name, end))
+            self.day.note(f"{kind.name} until {until_s:.0f} s …")
 
     def end_all(self) -> None:
         for _, _, end in self._ends:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,9 @@ LATEST_S = 9.0
 """A write that comes later than 10 s after its call is a foreign hand's (docs/architecture.md)."""
 PUBLISHED = USAGE.partition("=")[0]
 """What is only published of a backend that is well is a lease too, and not waited for."""
-MAX_TOLD = 50
+MAX_TOLD = 200
+INCIDENT_S, LINES_BEFORE = 120.0, 40
+"""Violations that follow each other sooner are of one incident; so many lines of its story are kept."""
 
 
 class CheckedGateway(FakeGateway):
@@ -60,6 +62,7 @@ class CheckedGateway(FakeGateway):
         for due in sorted((one for one in self._to_do if one[0] <= now), key=lambda one: one[0]):
             self._to_do.remove(due)
             if due[1] in self.values:
+                self._day.note(f"{due[1]} is set to {dict(due[2])}, late")
                 self.values[due[1]].update(due[2])
 
     async def write(self, server: str, values: Mapping[Knob, KnobValue], deadline_s: float) -> None:
@@ -111,6 +114,9 @@ class DayWorld(FullWorld):
         self.by_hand: dict[tuple[str, Knob], KnobValue] = {}
         self.put_back: set[str] = set()
         """Servers whose weight that somebody has is to end, which he does as soon as he finds it there."""
+        self.story: deque[str] = deque(maxlen=2_000)
+        """What happened lately, a line each."""
+        self._said_s = -INCIDENT_S
         self.most_out = 0
         self._load = Load.of_the_trace()
         self._out_before: set[str] = set()
@@ -148,9 +154,19 @@ class DayWorld(FullWorld):
         return self._run_sql(sql, values)
 
     def say(self, words: str) -> None:
+        """Of the first of an incident, what went before: of a server that is named, only what concerns it or everybody."""
         self.counts["violations"] += 1
-        if len(self.wrong) < MAX_TOLD:
-            self.wrong.append(f"at {self.day_s:.0f} s: {words}")
+        if len(self.wrong) >= MAX_TOLD:
+            return
+        self.wrong.append(f"at {self.day_s:.0f} s: {words}")
+        if self.day_s - self._said_s > INCIDENT_S:
+            named = next((name for name in NAMES if words.startswith(name)), "")
+            before = [line for line in self.story if not named or named in line or line.endswith("…")]
+            self.wrong += [f"  {line}" for line in before[-LINES_BEFORE:]]
+        self._said_s = self.day_s
+
+    def note(self, words: str) -> None:
+        self.story.append(f"{self.day_s:.0f} s: {words}")
 
     # The day
 
@@ -165,6 +181,8 @@ class DayWorld(FullWorld):
         self.loop.parts.rest()
         self.counts["ticks"] += 1
         self.counts["decisions"] += len(record.decisions)
+        for d in record.decisions:
+            self.note(f"{d.backend} {d.knob.value} from {d.from_value!r} to {d.to_value!r} {d.verdict.value}: {d.reason[:120]}")
         self._look(record)
         return record
 
@@ -196,6 +214,7 @@ class DayWorld(FullWorld):
 
     def before_write(self, server: str, knob: Knob, value: KnobValue) -> None:
         self.counts["changes"] += 1
+        self.note(f"{server} {knob.value} is set to {value!r}")
         here = [lease for lease in self.ledger.leases() if (lease.target.server, lease.knob) == (server, knob)]
         if any(written(knob, value, lease.written) or same(knob, value, lease.prior) for lease in here):
             return
