@@ -191,7 +191,8 @@ def _watchdog_anew(day: DayWorld, rng: random.Random) -> End | None:
 def _foreign_hand(day: DayWorld, rng: random.Random) -> End | None:
     """A person raises a weight at the gateway, and puts it back later. Not lowered: half of a lowered one is below half, and our
     part of that is no more than the contract allows."""
-    free = [n for n in NAMES if n in day.gateway.values and not any(x.target.server == n for x in day.ledger.leases())]
+    ours = {lease.target.server for lease in day.ledger.leases()}
+    free = [name for name in NAMES if name not in ours and day.is_quiet(name)]
     if not free:
         return None
     server = rng.choice(free)

@@ -23,6 +23,7 @@ from tailkeeper_watchdog.collect.base import Collected
 from tailkeeper_watchdog.guards import cap_of
 from tailkeeper_watchdog.ledger import LedgerError
 from tailkeeper_watchdog.model import DRAIN, Knob, KnobValue, Lease, TickRecord
+from tailkeeper_watchdog.pending import MAY_COME_S
 from tailkeeper_watchdog.plan import same, written
 from tests.scenario.full_world import GUARDS, KNOBS, REQUESTS_PER_TICK, TICK_S, USAGE, WELL, FullWorld
 from tests.scenario.world import FakeGateway, Sick
@@ -117,6 +118,7 @@ class DayWorld(FullWorld):
         self.story: deque[str] = deque(maxlen=2_000)
         """What happened lately, a line each."""
         self._said_s = -INCIDENT_S
+        self._written_at: dict[str, float] = {}
         self.most_out = 0
         self._load = Load.of_the_trace()
         self._out_before: set[str] = set()
@@ -199,10 +201,14 @@ class DayWorld(FullWorld):
     async def collect(self, now: float, deadline_s: float) -> Collected:
         return await super().collect(now, deadline_s)
 
+    def is_quiet(self, server: str) -> bool:
+        """Whether no write of ours can still come there: what a person does sooner after one may be written over by it."""
+        return self.clock.now - self._written_at.get(server, -MAY_COME_S) > MAY_COME_S
+
     def people_put_back(self) -> None:
         """Where we have turned the same knob meanwhile, the prior value that we give back is theirs, and they wait for it."""
         ours = {lease.target.server for lease in self.ledger.leases() if lease.knob is Knob.WEIGHT} if self.put_back else set()
-        for server in self.put_back - ours:
+        for server in {one for one in self.put_back - ours if self.is_quiet(one)}:
             values = self.gateway.values[server]
             if values[Knob.WEIGHT] == self.by_hand.get((server, Knob.WEIGHT)):
                 values[Knob.WEIGHT] = self.gateway.normal[Knob.WEIGHT]
@@ -214,6 +220,7 @@ class DayWorld(FullWorld):
 
     def before_write(self, server: str, knob: Knob, value: KnobValue) -> None:
         self.counts["changes"] += 1
+        self._written_at[server] = self.clock.now
         self.note(f"{server} {knob.value} is set to {value!r}")
         here = [lease for lease in self.ledger.leases() if (lease.target.server, lease.knob) == (server, knob)]
         if any(written(knob, value, lease.written) or same(knob, value, lease.prior) for lease in here):
@@ -259,6 +266,8 @@ class DayWorld(FullWorld):
             known.setdefault((lease.target.server, lease.knob), []).extend(values)
         for (server, knob), value in self.differs().items():
             theirs = self.by_hand.get((server, knob))
+            if same(knob, value, self.gateway.normal[knob]):
+                continue  # within what a gateway may round
             if value != theirs and not any(same(knob, value, one) for one in known.get((server, knob), ())):
                 self.say(f"{server} has {knob.value} {value!r} and no lease says so ({known.get((server, knob))})")
 
@@ -292,7 +301,11 @@ class DayWorld(FullWorld):
     def leftovers(self) -> list[str]:
         """What is not as before, in words; what is only published is."""
         differs = {key: value for key, value in self.differs().items() if not _is_published(value)}
-        left = [f"{server} has {knob.value} {value!r}" for (server, knob), value in differs.items()]
+        left = [
+            f"{server} has {knob.value} {value!r}"
+            for (server, knob), value in differs.items()
+            if not same(knob, value, self.gateway.normal[knob])
+        ]
         return left + [f"a lease is left: {lease}" for lease in self.ledger.leases() if not _is_published(lease.written)]
 
 

@@ -129,11 +129,16 @@ def _error(line: str) -> list[str]:
     try:
         document = json.loads(line)
     except ValueError:
-        return [re.sub(r"\d+", "#", line)[:200]] if "Traceback" in line or "Error" in line else []
+        return [_plain(line)] if "Traceback" in line or "Error" in line else []
     if not isinstance(document, dict) or document.get("level") not in ("error", "critical"):
         return []
     last = str(document.get("exception", document.get("error", ""))).strip().splitlines()
-    return [re.sub(r"\d+", "#", f"{document.get('event')}: {last[-1] if last else ''}")[:200]]
+    return [_plain(f"{document.get('event')}: {last[-1] if last else ''}")]
+
+
+def _plain(words: str) -> str:
+    """Without numbers and folders, which differ from run to run."""
+    return re.sub(r"\d+", "#", re.sub(r"/\S*/", "", words))[:200]
 
 
 def _requests(town: Town) -> Mapping[str, Any]:
