@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tailkeeper_watchdog.actuators.contract import ActuatorError
 from tailkeeper_watchdog.actuators.replicas import replicated
 from tailkeeper_watchdog.decision_log import DecisionLog
 from tailkeeper_watchdog.guards import cap_of
-from tailkeeper_watchdog.ledger import Ledger
+from tailkeeper_watchdog.ledger import Ledger, LedgerError
 from tailkeeper_watchdog.model import DRAIN, Knob, KnobValue
 from tailkeeper_watchdog.pending import MAY_COME_S
 from tailkeeper_watchdog.plan import Change, ChangeKind
@@ -208,6 +209,33 @@ async def test_a_restart_knows_the_write_in_which_the_process_before_it_died(tmp
     world.gateway = world.slow = alive
     world.actuators = {"edge": alive}
     world.start()
+    await settled(world)
+
+
+async def test_what_comes_while_the_disk_is_full_is_ours_when_there_is_room_again(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path / "ledger.db", lambda: 6.0)
+    await world.run(2)
+    await wanting(world, 0.5, 0.5)  # comes 6 s later
+    world.slow.says = Says.DONE
+    await wanting(world, 0.7, 1)
+    assert world.weight("b") == 0.7
+    run = world.ledger._run
+
+    def full(sql: str, values: tuple[Any, ...] = ()) -> Any:
+        if not sql.startswith(("SELECT", "PRAGMA", "BEGIN")):
+            raise LedgerError("database or disk is full")
+        return run(sql, values)
+
+    world.ledger._run = full  # type: ignore[method-assign]
+    for _ in range(60):
+        world.clock.now += 0.5
+        await world.loop.tick()
+    assert world.weight("b") == 0.5
+    assert world.loop.failed > 0
+    world.ledger._run = run  # type: ignore[method-assign]
+    await wanting(world, 0.7, 20)
+    assert world.weight("b") == 0.7
+    assert "contended" not in world.verdicts("b")
     await settled(world)
 
 

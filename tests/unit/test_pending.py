@@ -39,7 +39,7 @@ HERE = ("edge", "b")
 def judged(wall: Wall, writes: PendingWrites) -> dict[object, list[KnobValue]]:
     """What is left of it after a reading, now, was judged."""
     writes.looked([HERE], wall.now)
-    writes.everywhere()
+    writes.forget()
     return values(writes)
 
 
@@ -70,7 +70,8 @@ def test_what_came_in_its_time_is_ours_although_nobody_looked_before_it_was_over
     assert values(writes) == {PLACE: [0.5]}, "nobody has looked since"
     writes.looked([HERE], wall.now)
     assert values(writes) == {PLACE: [0.5]}, "this reading may show it"
-    assert (values(writes), writes.at(PLACE)) == ({}, {}), "and has been judged"
+    writes.forget()
+    assert (values(writes), writes.at(PLACE)) == ({}, {}), "and what came of it is noted"
 
 
 def test_a_reading_that_began_before_its_end_does_not_judge_it() -> None:
@@ -79,7 +80,7 @@ def test_a_reading_that_began_before_its_end_does_not_judge_it() -> None:
     writes.note(PLACE, 0.5)
     wall.now += MAY_COME_S + 1
     writes.looked([HERE], wall.now - 2)
-    writes.everywhere()
+    writes.forget()
     assert values(writes) == {PLACE: [0.5]}
 
 
@@ -92,7 +93,7 @@ def test_while_its_gateway_is_away_it_is_remembered_but_not_for_ever() -> None:
         writes.looked([("edge", "another")], wall.now)
         assert values(writes) == {PLACE: [0.5]}
     wall.now += MAY_COME_S
-    writes.everywhere()
+    writes.forget()
     assert values(writes) == {}
 
 

@@ -29,7 +29,7 @@ class PendingWrites:
     """One entry for each value at each place, for ``MAY_COME_S``: some thousands where every call of the fastest tick fails.
 
     What came in that time may be seen only later, because ticks are seconds apart, and a gateway or we may be away: so a value is
-    forgotten once its server was read after its time, and that reading was judged by ``everywhere``. ``wall`` gives epoch
+    forgotten once its server was read after its time, and what came of that reading is noted (``forget``). ``wall`` gives epoch
     seconds: like leases, they outlive the process. While it lives it counts by ``monotonic``, which nobody sets.
     """
 
@@ -69,12 +69,12 @@ class PendingWrites:
         return self._in_epoch(self._left(place))
 
     def everywhere(self) -> Pending:
-        """What may still come, by place, and what the last reading may show for the first time. With that it is forgotten."""
-        if not self._until:
-            return EMPTY
-        told = {place: self._in_epoch(values) for place, values in self._until.items() if values}
+        """What may still come, by place, and what the last reading may show for the first time."""
+        return {place: self._in_epoch(values) for place, values in self._until.items() if values} if self._until else EMPTY
+
+    def forget(self) -> None:
+        """What the last reading showed is noted: of what cannot come any more nothing need be known."""
         self._until = {place: left for place in self._until if (left := self._left(place))}
-        return told
 
     def _left(self, place: Place) -> dict[KnobValue, float]:
         now = self._clock()

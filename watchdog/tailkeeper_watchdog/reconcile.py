@@ -136,12 +136,13 @@ class Reconciler:
         return self._pending.everywhere()
 
     def note_arrived(self, leases: tuple[Lease, ...]) -> None:
-        """See ``arrivals``. Once such a value is pending no more, nothing but the ledger tells that it is ours."""
-        if not leases:
-            return
-        with self._ledger.together():
-            for lease in leases:
-                self._ledger.confirm(lease.id, lease.written)
+        """See ``arrivals``. Once such a value is pending no more, nothing but the ledger tells that it is ours: where that cannot
+        be written it stays pending."""
+        if leases:
+            with self._ledger.together():
+                for lease in leases:
+                    self._ledger.confirm(lease.id, lease.written)
+        self._pending.forget()
 
     async def read(self, backends: tuple[Backend, ...], deadline_s: float) -> GatewayReport:
         """Ask every gateway about every server of ours, all at once; never raises."""
@@ -223,6 +224,7 @@ class Reconciler:
         report, pending = await self.read(as_backends(leases), deadline_s), self.pending()
         arrived = arrivals(leases, report.servers, pending)
         found = [arrived.get(lease.id, lease) for lease in leases]
+        self.note_arrived(tuple(arrived.values()))
         self._note_pending()  # else each release anew would wait for the same write
         changes, kept = give_back(found, report.reach, why, self._wall(), self.pending())  # what has just been judged is over
         executed = await self.execute(changes, tick, deadline_s, leader)
