@@ -142,5 +142,6 @@ def test_both_servers_answer_as_they_say_and_ask_for_their_token(guarded: Up, tm
     _both(guarded, tmp_path, "--phases", "examples,coverage,fuzzing")
 
 
-def test_without_a_token_both_servers_answer_as_they_say_too(free: Up, tmp_path: Path) -> None:
-    _both(free, tmp_path, "--phases", "examples,fuzzing")
+def test_without_a_token_changes_are_answered_as_it_is_said_too(free: Up, tmp_path: Path) -> None:
+    changes = [word for method in ("POST", "PUT", "DELETE") for word in ("--include-method", method)]
+    _both(free, tmp_path, "--phases", "examples,fuzzing", *changes)

@@ -297,7 +297,7 @@ def _of_other_files(folder: Path, config: Path, url: str, vault: Vault) -> list[
     )
     there, url_of = ["-c", str(folder / "elsewhere.yaml")], ["-c", str(folder / "wrong.yaml")]
     return [
-        ["check-config", *there], ["doctor", *there], ["release-all", *there], ["notify-test", *there],
+        ["check-config", *there], ["doctor", *there], ["notify-test", *there],
         ["check-config", *url_of], ["config", *url_of], ["up", *url_of], ["doctor", *url_of],
         ["init", "--prometheus", inside, "--out", str(folder / "out" / "x.yaml")],
         ["replay", "--prometheus", inside, "--start", "-1h", "--end", "now"],
