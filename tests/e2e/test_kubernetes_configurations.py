@@ -68,7 +68,7 @@ def watching(folder: Path, fake: FakeKubeApi, engine: Running, exporter: str) ->
     access = {"in_cluster": False, "kubeconfig": str(fake.kubeconfig(folder))}
     document["discovery"][0] |= {**access, "port": port_of(engine.url)}
     document["gateways"][0] |= access
-    (folder / "token").write_text("of this test\n", encoding="utf-8")
+    (folder / "token").write_text("of-this-test\n", encoding="utf-8")
     document["watchdog"] |= {
         "listen": f"127.0.0.1:{free_port()}",
         "source": {"kind": "exporter", "urls": [f"http://{exporter}"]},
