@@ -42,7 +42,7 @@ test: unit ## All tests; those that need a real program are skipped where it is 
 	@$(BIN)/python -m pytest tests/loopback tests/e2e $(ARGS)
 
 unit: $(READY) ## The fast tests alone: no real programs, under a minute.
-	@$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/scenario $(ARGS)
+	@$(BIN)/python -m pytest -n auto tests/unit tests/property tests/scenario $(ARGS)
 
 check: $(READY) ## Lint, security rules, types, layers, and whether generated files are as committed.
 	@$(BIN)/ruff check .

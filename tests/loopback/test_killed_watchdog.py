@@ -1,7 +1,7 @@
 """SIGKILL at every step that writes: after the next start nothing of ours is left beyond its lease, nothing of others touched.
 
 The process, its death, the ledger and the gateways' sockets are real (`killed_watchdog`); the webhook's gateway lives here, in
-another process. `tests/scenario/test_killed_at_any_step.py` does the same in one process, at the reads too.
+another process. `tests/loopback/test_killed_at_any_step.py` does the same in one process, at the reads too.
 """
 
 from __future__ import annotations

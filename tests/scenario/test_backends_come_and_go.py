@@ -400,7 +400,7 @@ async def test_other_labels_or_another_model_do_not_make_another_backend(db: Pat
 
 async def test_a_fleet_whose_names_never_stay_leaves_no_memory_behind(db: Path) -> None:
     """Ten thousand such ticks are in tests/loopback, for the time that they take."""
-    await churn(db, 400)
+    await churn(db, 200)
 
 
 async def churn(db: Path, ticks: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 from tailkeeper_exporter.readings import Histogram
@@ -28,6 +29,7 @@ def requests(
     return made
 
 
+@cache
 def rows_baseline(blocks: int = 400, *, load: bool = True, model: str = "m") -> Baseline:
     from tailkeeper_watchdog.detectors.block_e import rows_of
 
@@ -36,6 +38,7 @@ def rows_baseline(blocks: int = 400, *, load: bool = True, model: str = "m") -> 
     return fit(Rows.of(rows_of(told, 0.0)), model_id=model, created_at_s=1e9)
 
 
+@cache
 def bucket_baseline_of(blocks: int = 400, model: str = "m") -> BucketBaseline:
     rng = random.Random(8)
     made = []
