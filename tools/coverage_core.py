@@ -39,8 +39,8 @@ include = {files}
 """
 """``patch`` is how the workers of pytest-xdist, processes of their own, are measured too.
 
-Folders and files, never ``source_pkgs``: to find a module coverage imports what it lies in, and forgets it again; from then on there
-are two of much that was imported on the way, asyncio's exceptions among it, and what one raises the other does not catch.
+Folders and files, never ``source_pkgs``: to find a module coverage imports what it lies in, and forgets it again. From then on
+there are two of much that was imported on the way, asyncio's exceptions among it, and what one raises the other does not catch.
 """
 
 

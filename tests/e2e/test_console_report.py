@@ -13,8 +13,8 @@ from tailkeeper_exporter.clients import Clients
 from tailkeeper_watchdog.replay import from_prometheus
 from tailkeeper_watchdog.replay.words import text
 from tests.e2e.console_in_chromium import DESK, SMALL_PHONE, Scheme, becomes, console, overflow, sideways, text_of, weak_contrasts
-from tests.scenario.world import World
 from tests.loopback.test_replay_history import MemoryPrometheus, replay
+from tests.scenario.world import World
 from tests.vllm_history import Vllm
 
 pytestmark = pytest.mark.real
