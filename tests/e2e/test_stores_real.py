@@ -201,7 +201,7 @@ def test_every_query_of_a_board_has_the_same_series_in_both(world: World, path: 
 
 
 def _level(world: World, where: str, query: str) -> set[tuple[tuple[str, str], ...]]:
-    """What both have. Of a series with one sample VictoriaMetrics tells a rate and Prometheus none; a few scrapes later both do."""
+    """What both have. Of one sample VictoriaMetrics tells a rate and Prometheus none; a few scrapes later both do."""
     given_up = time.monotonic() + 10.0
     while True:
         asked = {"query": query, "time": f"{time.time():.3f}", "nocache": "1"}
