@@ -21,6 +21,7 @@ BACKEND_IN_URL_TEMPLATE = "{{ $labels.backend | urlquery }}"
 CLUSTER_IN_URL_TEMPLATE = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
 FACTOR_TEMPLATE = "{{ $labels.dominant_factor }}"
 SCORE_TEMPLATE = '{{ $value | printf "%.2f" }}'
+VALUE_TEMPLATE = "{{ $value }}"
 PERCENT_TEMPLATE = "{{ $value | humanizePercentage }}"
 DURATION_TEMPLATE = "{{ $value | humanizeDuration }}"
 
@@ -155,7 +156,7 @@ class Expected:
     def _filled(self, text: str) -> str:
         backend = self.backend or ""
         filled = text
-        for template in (SCORE_TEMPLATE, PERCENT_TEMPLATE, DURATION_TEMPLATE):
+        for template in (VALUE_TEMPLATE, SCORE_TEMPLATE, PERCENT_TEMPLATE, DURATION_TEMPLATE):
             filled = filled.replace(template, self.value)
         cluster = f"&var-cluster={quote_plus(self.cluster)}" if self.cluster else ""
         filled = filled.replace(FACTOR_TEMPLATE, self.factor or "").replace(CLUSTER_IN_URL_TEMPLATE, cluster)

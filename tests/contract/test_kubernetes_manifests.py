@@ -19,10 +19,12 @@ import yaml
 
 from tailkeeper import __version__
 from tailkeeper.config import parse
+from tailkeeper.sharding import sharded
 from tailkeeper_exporter.catalog import CATALOG
 from tailkeeper_exporter.discovery.file_sd import FileLister
 from tailkeeper_exporter.settings import FileDiscovery, KubernetesDiscovery
 from tailkeeper_watchdog.metrics import WATCHDOG_CATALOG
+from tailkeeper_watchdog.shard import shard_named
 from tests.contract.manifests import (
     COMPONENTS,
     KUBERNETES,
@@ -48,6 +50,8 @@ TARGET_LABELS = {"job", "instance", "namespace", "pod", "container", "service", 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 ADDED = ("gpu-autoscaling", "gpu-autoscaling-fragmentation", "kubernetes-evict", "prometheus-operator", "watchdog-ha")
+SHARDED = "watchdog-shards"
+"""Instead of ``watchdog-ha``."""
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -61,7 +65,7 @@ def all_there_is() -> dict[Key, Thing]:
 
 def test_every_component_is_in_an_overlay_or_tried_with_one() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
-    used = set(re.findall(r"components/([\w-]+)", text)) | set(ADDED)
+    used = set(re.findall(r"components/([\w-]+)", text)) | {*ADDED, SHARDED}
     assert set(COMPONENTS) == used
 
 
@@ -168,6 +172,63 @@ def test_one_watchdog_is_ready_when_it_leads_and_of_two_each_when_it_lives() -> 
         assert len(budgets) == replicas - 1, "a budget for a single pod keeps its node from being drained"
         claim = found["PersistentVolumeClaim", "tailkeeper", "tailkeeper-state"]["spec"]
         assert claim["accessModes"] == (["ReadWriteOnce"] if replicas == 1 else ["ReadWriteMany"])
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_shards_are_valid_with_every_exporter(name: str) -> None:
+    for thing in overlay_with(name, SHARDED).values():
+        check(thing)
+
+
+def test_each_shard_is_told_its_number_and_has_a_ledger_and_a_lease_of_its_own(tmp_path: Path) -> None:
+    found = overlay_with("exporter-discovery", SHARDED)
+    assert not {
+        ("Deployment", "tailkeeper", "tailkeeper-watchdog"),
+        ("PersistentVolumeClaim", "tailkeeper", "tailkeeper-state"),
+    } & {*found}, "two watchdogs for the same pools"
+    shards = found["StatefulSet", "tailkeeper", "tailkeeper-watchdog"]["spec"]
+    (container,) = shards["template"]["spec"]["containers"]
+    (variable,) = container["env"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    assert container["args"][:3] == ["watchdog", "-c", "/etc/tailkeeper/tailkeeper.yaml"]
+
+    config = loaded(dict(configurations(found))["tailkeeper.yaml"], tmp_path)
+    parts = []
+    for index in range(shards["replicas"]):  # as the kubelet fills it in
+        option, value = container["args"][3].replace("--shard", "shard"), container["args"][4].replace("$(SHARD)", str(index))
+        assert option == "shard"
+        parts.append(sharded(config, shard_named(value)))
+    assert {part.shard.of for part in parts} == {shards["replicas"]}, "another number than there are pods"
+    assert len({part.config.watchdog.state for part in parts}) == len(parts)
+
+    leases = {part.config.watchdog.leader.name for part in parts if part.config.watchdog.leader} | {parts[0].whole_lease}
+    (named,) = [
+        rule["resourceNames"] for rule in found["Role", "tailkeeper", "tailkeeper-leader"]["rules"] if "resourceNames" in rule
+    ]
+    assert set(named) == leases
+
+    (claim,) = shards["volumeClaimTemplates"]
+    volumes = {volume["name"] for volume in shards["template"]["spec"]["volumes"]} | {claim["metadata"]["name"]}
+    assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}["state"] == "/var/lib/tailkeeper"
+    assert volumes == {mount["name"] for mount in container["volumeMounts"]}
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_shards_are_scraped_once_each_and_none_waits_for_another() -> None:
+    found = overlay_with("prometheus-operator", SHARDED)
+    shards = found["StatefulSet", "tailkeeper", "tailkeeper-watchdog"]["spec"]
+    named = found["Service", "tailkeeper", shards["serviceName"]]
+    assert (named["spec"]["clusterIP"], named["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert named["spec"]["selector"].items() <= shards["template"]["metadata"]["labels"].items()
+    monitors = [thing["spec"] for key, thing in found.items() if key[0] == "ServiceMonitor"]
+    scraped = sorted(service["metadata"]["name"] for spec in monitors for service in _monitored(found, spec))
+    assert scraped == ["tailkeeper-exporter", "tailkeeper-watchdog"]
+    # One of another number stands by until the last of the old number is gone: not ready, it would keep that one in its place.
+    assert shards["podManagementPolicy"] == "Parallel"
+    assert shards["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/livez"
 
 
 # --- of one piece ----------------------------------------------------------------------------------------------------

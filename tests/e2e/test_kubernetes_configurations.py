@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.contract.fake_kube_api import FakeKubeApi, fake_kube_api, pod
-from tests.contract.manifests import ROOT, configurations, our_containers, overlay
+from tests.contract.manifests import ROOT, configurations, our_containers, overlay, overlay_with
 from tests.e2e.exporter_process import Running, answers, engine_process, get
 from tests.e2e.real_programs import free_port
 
@@ -119,3 +119,31 @@ async def test_what_is_deployed_finds_its_engine_sees_it_die_and_hands_over(tmp_
             assert await asyncio.to_thread(leader.wait, 15) == 0
             await reached(lambda: answers(two + "/readyz") == 200, 10)
             await reached(lambda: states(two) == {NAME: "down"})
+
+
+async def test_shards_run_as_their_pods_run_them_lead_side_by_side_and_share_the_engines_out(tmp_path: Path) -> None:
+    """One engine in no pool: exactly one shard watches it, and all three lead, each by a Lease of its own."""
+    shards = overlay_with("exporter-sidecar", "watchdog-shards")["StatefulSet", "tailkeeper", "tailkeeper-watchdog"]["spec"]
+    (container,) = shards["template"]["spec"]["containers"]
+    async with fake_kube_api() as fake:
+        with ExitStack() as stack:
+            engine = stack.enter_context(engine_process(tokens_per_page=5))
+            thing = pod("vllm-0")
+            thing["status"]["podIP"] = "127.0.0.1"
+            fake.put("pods", thing)
+            exporting = sidecar(tmp_path, engine)
+            stack.enter_context(command(tmp_path / "exporter", exporting, "exporter"))
+            urls = []
+            for index in range(shards["replicas"]):
+                document = watching(tmp_path, fake, engine, exporting["exporter"]["listen"])
+                words = [word.replace("$(SHARD)", str(index)) for word in container["args"][3:]]
+                stack.enter_context(command(tmp_path / f"shard-{index}", document, "watchdog", *words))
+                urls.append(f"http://{document['watchdog']['listen']}")
+            for url in urls:
+                await reached(lambda url=url: answers(url + "/readyz") == 200, 30)
+            await reached(lambda: sorted(len(states(url)) for url in urls) == [0, 0, 1])
+            held = [
+                fake.thing("leases", f"tailkeeper-{index}", "tailkeeper")["spec"]["holderIdentity"] for index in range(len(urls))
+            ]
+            assert len(set(held)) == len(urls)
+            assert fake.thing("leases", "tailkeeper", "tailkeeper")["spec"]["holderIdentity"]

@@ -82,6 +82,20 @@ async def test_a_hold_keeps_every_policy_off_until_it_ends(tmp_path: Path) -> No
     assert gone["detail"] == "there is no hold on 'a'"
 
 
+@pytest.mark.parametrize(("first_s", "second_s", "in_force"), [(600, 60, 0), (60, 600, 1), (60, 60, 1)])
+async def test_of_two_holds_the_longer_one_wins(tmp_path: Path, first_s: int, second_s: int, in_force: int) -> None:
+    world = world_at(tmp_path)
+    async with asked(world, ticks_s=0) as ask:
+        first = await ask.send("POST", "/api/v1/backends/a/hold", {"reason": "the first", "for_s": first_s})
+        world.clock.now += 1
+        second = await ask.send("POST", "/api/v1/backends/a/hold", {"reason": "the second", "for_s": second_s})
+    if in_force == 0:
+        assert second == first
+    else:
+        assert second == {"backend": "a", "reason": "the second", "until": world.clock.wall() + second_s}
+    assert world.switches.holds()["a"].until_unix_s == second["until"]
+
+
 async def test_a_backend_with_a_slash_in_its_name_can_be_held(tmp_path: Path) -> None:
     world = world_at(tmp_path, "ns/pod", "b", "c")
     async with asked(world) as ask:

@@ -232,6 +232,7 @@ KUBERNETES_EVENTS = Metric(
     Merge.SUM,
 )
 
+SHARDS = _gauge("tailkeeper_shards", Unit.ONE, "Shards that the fleet is shared out to; absent without shards.")
 SHARD_BACKENDS = _gauge(
     "tailkeeper_shard_backends",
     Unit.ONE,
@@ -336,6 +337,7 @@ WATCHDOG_CATALOG: tuple[Metric, ...] = (
     OTLP_SPANS,
     OTLP_LOGS,
     KUBERNETES_EVENTS,
+    SHARDS,
     SHARD_BACKENDS,
     SHARD_SPLIT,
 )

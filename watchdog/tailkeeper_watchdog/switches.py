@@ -77,8 +77,11 @@ class Switches:
         return {name: Hold(row["reason"], row["until"]) for name, row in rows.items() if row["until"] > now}
 
     def hold(self, backend: str, reason: str, for_s: float) -> Hold:
-        hold = Hold(reason[:300], self._wall() + min(for_s, MAX_HOLD_S))
-        self._save({**self.holds(), backend: hold})
+        """The hold that is in force then: of two the one that ends later, so that nobody's is cut short by another's."""
+        holds = self.holds()
+        asked = Hold(reason[:300], self._wall() + min(for_s, MAX_HOLD_S))
+        hold = max(asked, holds.get(backend, asked), key=lambda one: one.until_unix_s)
+        self._save({**holds, backend: hold})
         return hold
 
     def unhold(self, backend: str) -> bool:

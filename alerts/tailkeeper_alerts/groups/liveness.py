@@ -6,6 +6,7 @@ from tailkeeper_alerts.model import (
     BACKEND_TEMPLATE,
     FLEET_BOARD_UID,
     PERCENT_TEMPLATE,
+    VALUE_TEMPLATE,
     WATCHDOG_BOARD_UID,
     Alert,
     Case,
@@ -19,7 +20,7 @@ from tailkeeper_alerts.model import (
 from tailkeeper_alerts.promql import CLUSTER, INSTANCE, JOB, by, count, eq, on, quoted, series
 from tailkeeper_alerts.slo import PLACE
 from tailkeeper_exporter.catalog import BACKEND, BACKEND_STATE, BACKEND_UP, STATE
-from tailkeeper_watchdog.metrics import DOWN_PAGES_AFTER_S, OBSERVATION_AGE, TICK_DURATION
+from tailkeeper_watchdog.metrics import DOWN_PAGES_AFTER_S, OBSERVATION_AGE, SHARD, SHARD_BACKENDS, SHARDS, TICK_DURATION
 
 WATCHDOG_JOB = "tailkeeper-watchdog"
 """The scrape job as the stack's own Prometheus has it. Under it a watchdog that never came up is known to be missing."""
@@ -33,11 +34,11 @@ HOSTILE_NAMES = ("no", "1e3", "a: b", "{{ $labels.x }}", 'say "hi"', "back\\slas
 
 def group(settings: RuleSettings) -> Group:
     lost, blind = _telemetry_lost(), _fleet_blind()
-    hung, down, watchdog = _hung(), _down(), _watchdog_down()
+    hung, down, watchdog, shard = _hung(), _down(), _watchdog_down(), _shard_down()
     exported = Recording(EXPORTED, _exported_expr(), "1 for each backend of each exporter, and on while the exporter is down.")
     unseen = Recording(LOST, _lost_expr(settings), "1 for each backend that nobody can see.")
-    cases = (*_hung_cases(hung), *_down_cases(down), *_lost_cases(lost, blind), *_watchdog_cases(watchdog))
-    return Group("tailkeeper-liveness", (hung, down, exported, unseen, lost, blind, watchdog), cases)
+    cases = (*_hung_cases(hung), *_down_cases(down), *_lost_cases(lost, blind), *_watchdog_cases(watchdog), *_shard_cases(shard))
+    return Group("tailkeeper-liveness", (hung, down, exported, unseen, lost, blind, watchdog, shard), cases)
 
 
 def _hung() -> Alert:
@@ -155,6 +156,27 @@ def _watchdog_down() -> Alert:
     )
 
 
+def _shard_down() -> Alert:
+    """The same name as for a whole watchdog: its part of the fleet has none. Where all are gone the other rule says so."""
+    ticking = f"{series(SHARD_BACKENDS)} and {on(CLUSTER, INSTANCE)} (increase({count(TICK_DURATION)}[2m]) > 0)"
+    there = by("count", (CLUSTER,), by("count", (CLUSTER, SHARD), ticking))
+    return Alert(
+        name="WatchdogDown",
+        expr=f"{by('max', (CLUSTER,), series(SHARDS))} - {on(CLUSTER)} {there} > 0",
+        severity=Severity.PAGE,
+        # As long as shards are being replaced one after the other, or by those of another number, some are missing.
+        for_s=120,
+        per_backend=False,
+        board=WATCHDOG_BOARD_UID,
+        labels={"dominant_factor": "shard"},
+        summary=f"{VALUE_TEMPLATE} of the watchdog's shards do not tick",
+        impact="Users of the pools that fall to them are not protected, and our changes there stay until their leases end.",
+        causes="A shard is stopped, crashing at start, stuck, or standing by because another number of shards still runs.",
+        actions="See which one answers, read the log of the one that does not, and restart it.",
+        when="fewer shards tick than there are",
+    )
+
+
 def _state(backend: str, values: str, state: str = "hung") -> Input:
     return Input(series(BACKEND_STATE, eq(BACKEND, backend), eq(STATE, state)), values)
 
@@ -227,4 +249,29 @@ def _watchdog_cases(watchdog: Alert) -> tuple[Case, ...]:
         Case("one that is scraped and never came up pages", watchdog.name, (Input(scraped, "0x40"),), "5m", down),
         Case("whoever runs no watchdog is not told that it is down", watchdog.name, (Input('up{job="engines"}', "1x40"),), "5m"),
         Case("each cluster has its own", watchdog.name, two, "8m", (Expected(watchdog, cluster="us"),)),
+    )
+
+
+def _shard_cases(shard: Alert) -> tuple[Case, ...]:
+    def of(index: int, ticks: str, there: str = "{}x40", number: int = 3) -> tuple[Input, ...]:
+        """``there``: when its series are, with a place for their value."""
+        place, named = f'instance="shard-{index}-of-{number}:8088"', f'shard="{index}/{number}"'
+        return (
+            Input(f"{series(SHARDS)}{{{place}}}", there.format(number)),
+            Input(f'{series(SHARD_BACKENDS)}{{{place}, {named}, whose="own"}}', there.format(5)),
+            Input(f'{series(SHARD_BACKENDS)}{{{place}, {named}, whose="elsewhere"}}', there.format(10)),
+            Input(f"{count(TICK_DURATION)}{{{place}}}", ticks),
+        )
+
+    def gone(index: int) -> tuple[Input, ...]:
+        return of(index, "0+3x8 stale", "{}x8 stale")
+
+    two = (*of(0, "0+3x40"), *of(1, "0+3x40"))
+    after = (part for index in range(2) for part in of(index, "_x11 0+3x28", "_x11 {}x28", number=2))
+    down = (Expected(shard),)
+    return (
+        Case("shards that all tick are quiet", shard.name, (*two, *of(2, "0+3x40")), "8m"),
+        Case("a shard that vanished pages", shard.name, (*two, *gone(2)), "8m", down),
+        Case("a shard that is there and does not tick pages", shard.name, (*two, *of(2, "0+3x8 24x32")), "8m", down),
+        Case("with another number of shards none is missing", shard.name, (*gone(0), *gone(1), *gone(2), *after), "8m"),
     )

@@ -23,8 +23,9 @@ def document(part: Part | None) -> dict[str, Any] | None:
 
 
 def series(part: Part | None, own: int) -> Iterator[Series]:
-    """How many backends are watched here and by the others; none where there are no others."""
+    """How many shards there are, and how many backends are watched here and by the others; none where there are no others."""
     if part is not None:
         shard, left = part()
+        yield metrics.SHARDS, [((), float(shard.of))]
         yield metrics.SHARD_BACKENDS, [((str(shard), "own"), float(own)), ((str(shard), "elsewhere"), float(left.backends))]
         yield metrics.SHARD_SPLIT, [((str(shard),), float(len(left.split)))]

@@ -59,6 +59,16 @@ readinessProbe:
 - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
 {{- end }}
 
+{{/* Of a claim for the ledger, called with (list RELEASE MODE). */}}
+{{- define "tailkeeper.stateVolume" -}}
+{{- $storage := (index . 0).Values.watchdog.storage -}}
+accessModes: [{{ index . 1 }}]
+{{- with $storage.storageClassName }}
+storageClassName: {{ . }}
+{{- end }}
+resources: {requests: {storage: {{ $storage.size }}}}
+{{- end }}
+
 {{- define "tailkeeper.pullSecrets" -}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
