@@ -274,6 +274,7 @@ def test_a_drain_without_evidence_holds_up_nobodys_return_and_all_else_that_is_r
         (10, 0.3, 2, 2),
         (10, 0.3, 5, 3),
         (10, 1.0, None, 10),
+        (100, 0.29, None, 29),  # 28.999999999999996
     ],
 )
 def test_the_cap_is_a_share_of_the_pool_but_at_least_one_and_at_most_so_many(
@@ -408,3 +409,18 @@ def test_the_last_of_a_zone_stays_where_there_are_others(zones: tuple[str, ...],
     (verdict,) = judge((wish("b"),), of)
     assert (verdict.refusal is Refusal.ZONE) == refused
     assert verdict.detail == (f"zone {zones[1]}" if refused else "")
+
+
+@pytest.mark.parametrize(("ages", "panics"), [((3.0, 3.0), False), ((3.0, 3.1), False), ((3.1, 3.1), True), ((None, None), True)])
+def test_whoever_is_not_heard_of_looks_bad_and_whoever_is_as_old_as_allowed_does_not(
+    ages: tuple[float | None, float | None], panics: bool
+) -> None:
+    """ "b" is hung; with two others of four it is more than half. None: there is no observation at all."""
+    of = context()
+    seen = dict(of.snapshot.observations)
+    for name, age_s in zip("cd", ages, strict=True):
+        seen[name] = BackendObservation(name, State.SERVING, age_s or 0.0)
+        if age_s is None:
+            del seen[name]
+    verdict = refusal(replace(of, snapshot=replace(of.snapshot, observations=seen)))
+    assert (verdict is Refusal.PANIC) == panics

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tailkeeper_watchdog import ledger as ledger_module
-from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, Ledger, LedgerError
-from tailkeeper_watchdog.ledger_rows import SCHEMA_VERSION
+from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, LOCK_WAIT_S, Ledger, LedgerError
+from tailkeeper_watchdog.ledger_rows import SCHEMA_VERSION, lease_of
 from tailkeeper_watchdog.model import DRAIN, SERVE, Decision, Knob, KnobValue, Lease, Outcome, Target
 
 B = Target("edge", "llm/b", "llm")
@@ -274,3 +276,61 @@ def test_a_folder_that_is_not_there_is_told_with_the_files_name(tmp_path: Path) 
 
 def test_nobody_waits_for_another_ones_write_longer_than_a_part_of_a_tick() -> None:
     assert ledger_module.LOCK_WAIT_S == 2.0
+
+
+# The file
+
+
+def test_a_commit_waits_for_the_disk_and_for_another_writer_and_any_thread_may_write(ledger: Ledger) -> None:
+    assert ledger._run("PRAGMA synchronous") == [(2,)], "FULL: what a power cut must not take"
+    assert ledger._run("PRAGMA journal_mode") == [("wal",)]
+    assert ledger._run("PRAGMA busy_timeout") == [(LOCK_WAIT_S * 1_000,)]
+    with ThreadPoolExecutor(1) as other:
+        other.submit(ledger.set_meta, "by", "another thread").result()
+    assert ledger.get_meta("by") == "another thread"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda ledger: intended(ledger),
+        lambda ledger: ledger.record(1.0, 1, "p", "b", Knob.WEIGHT, 1.0, 0.5, Outcome.APPLIED, "why"),
+        lambda ledger: ledger.set_meta("a", "b"),
+    ],
+    ids=["an intent", "a line of the log", "a fact"],
+)
+def test_any_write_that_succeeds_ends_the_trouble(ledger: Ledger, write: Callable[[Ledger], object]) -> None:
+    ledger.trouble = "the disk was full"
+    write(ledger)
+    assert ledger.trouble is None
+
+
+async def test_what_is_written_to_see_whether_it_can_be_leaves_nothing_behind(ledger: Ledger) -> None:
+    before = ledger._run("SELECT * FROM meta")
+    ledger.trouble = "the disk was full"
+    await ledger.settled()
+    assert ledger._run("SELECT * FROM meta") == before
+    assert ledger.trouble is None
+
+
+def test_a_lease_that_has_run_out_has_its_prior_value_in_force(ledger: Ledger, path: Path) -> None:
+    lease = ledger.intend("b", B, Knob.WEIGHT, "slow_policy", 1.0, 0.5, "slow", 10.0, 310.0, before=0.75)
+    ledger.leases()
+    ledger.run_out(lease.id, 20.0)
+    assert in_force(ledger, path) == (replace(lease, confirmed=False, expires_unix_s=20.0, before=1.0),)
+
+
+def test_where_nothing_may_come_any_more_nothing_is_kept_of_it(ledger: Ledger) -> None:
+    ledger.note_pending({("edge", "llm/b", Knob.WEIGHT): {0.5: 20.0}})
+    ledger.note_pending({})
+    assert ledger.get_meta("pending") is None
+    assert ledger.pending() == {}
+
+
+def test_a_target_that_is_the_same_is_the_same_object_and_another_one_is_read(ledger: Ledger) -> None:
+    intended(ledger)
+    (row,) = ledger._run("SELECT * FROM leases")
+    same, other = replace(B), replace(B, pool="renamed")
+    assert lease_of(row, same).target is same
+    assert lease_of(row, other).target == B
+    assert lease_of(row, None).target == B

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import exp
+from dataclasses import replace
+from math import exp, log
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import Quantile, present
 from tailkeeper_exporter.state import State
-from tailkeeper_watchdog.model import BackendObservation, Epoch, Factor, HealthScore
+from tailkeeper_watchdog.model import BackendObservation, Epoch, Factor, HealthScore, Slo
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.scoring.epochs import RESTARTED, follow
 from tailkeeper_watchdog.scoring.history import RECENT_S, SPACING_S, WINDOW_S, History, add, over, take_sample
-from tailkeeper_watchdog.scoring.hscore import Scores, error_goodness, latency_goodness, score
+from tailkeeper_watchdog.scoring.hscore import Scores, error_goodness, latency_goodness, may_be_below, score
 from tailkeeper_watchdog.scoring.ring import DEFAULT_SIZE, LatencyRing
 from tailkeeper_watchdog.scoring.uptime import Uptime, observe
 from tailkeeper_watchdog.window import Window
@@ -113,6 +114,43 @@ def test_the_latency_of_a_score_is_the_p95_of_the_first_token_of_the_last_minute
     assert latency.name == "latency"
     assert 1.28 < latency.value <= 2.5
     assert Scores(given, WEIGHTS)["a"].factors[0] == latency
+
+
+@pytest.mark.parametrize("limit", [0.2, 0.4, 0.6, 0.9])
+def test_who_may_be_below_a_limit_is_who_has_one_part_below_it_and_nobody_else(limit: float) -> None:
+    """Each part alone, a millionth beside the limit; what is at it counts as below, for a sum has rounding."""
+    usage = 0.85 - 0.05 * log(limit)
+    ratio = 0.01 + 0.0025 * log((1.0 + exp(-4.0)) / limit - 1.0)
+    slow = window(60.0, ttft={0.02: 90.0, 2.4: 10.0})
+    p95 = slow.quantile("ttft", 0.95)
+    assert p95 is not None
+    up = {"up below": limit - 1e-6, "up at": limit, "up above": limit + 1e-6}
+    busy = {"busy below": usage + 1e-6, "busy above": usage - 1e-6}
+    failed = {"failed below": 1e6 * (ratio + 1e-6), "failed above": 1e6 * (ratio - 1e-6), "all failed": 1e6}
+    told = {
+        **{name: Window(uptime_ratio=ratio) for name, ratio in {**up, "dead": 0.0, "silent": 0.0}.items()},
+        **{name: window(60.0, ok=1e6 - errors, errors=errors) for name, errors in failed.items()},
+        "slow": slow,
+        "nothing was asked of it": window(60.0, ok=0.0),
+    }
+    seen = [observed_now(name) for name in told if name not in ("dead", "silent")]
+    seen += [BackendObservation("dead", State.HUNG, 0.0), BackendObservation("silent", State.SERVING, 99.0)]
+    seen += [BackendObservation(n, State.SERVING, 0.0, None, {catalog.CPU_USAGE.name: present(u, 0.0)}) for n, u in busy.items()]
+    below = {"up below", "up at", "busy below", "failed below", "all failed"}
+    for slo_s, late in ((p95.value * (limit - 1e-6), {"slow"}), (p95.value * (limit + 1e-6), set[str]())):
+        given = replace(situation(*seen, windows=told), slo=Slo(ttft_p99_s=slo_s))
+        scores = Scores(given, WEIGHTS)
+        assert {it.backend for it in may_be_below(scores, limit)} == below | late
+        sure = {name for name, it in scores.items() if it.hscore is not None and it.veto is None and it.hscore < limit}
+        assert sure == (below | late) - {"up at"}
+
+
+def test_of_many_at_once_where_all_failed_the_latency_is_the_time_in_which_no_first_token_came() -> None:
+    told = {"a": window(42.0, ok=0.0, errors=10.0)}
+    given = situation(observed_now("a"), windows=told)
+    (latency, *_) = Scores(given, WEIGHTS)["a"].factors
+    assert (latency.name, latency.goodness, latency.value) == ("latency", 0.0, 42.0)
+    assert Scores(given, WEIGHTS)["a"] == score(observed_now("a"), told["a"], WEIGHTS, SLO, "a")
 
 
 def observed_now(name: str) -> BackendObservation:
@@ -263,6 +301,16 @@ def test_an_hour_is_remembered_and_no_more() -> None:
     assert hour.ratio() == 1.0
     assert hour.minutes[0][0] == 120.0
     assert hour.observed_s == sum(minute[1] for minute in hour.minutes)
+
+
+def test_a_minute_that_ended_an_hour_ago_is_forgotten_to_the_second() -> None:
+    looks = [(10.0, S), (40.0, H), *((60.0 + 30 * n, S) for n in range(120))]
+    assert lived(*looks, (3_659.0, S)).minutes[0][0] == 0
+    assert lived(*looks, (3_660.0, S)).minutes[0][0] == 60
+
+
+def test_less_than_a_second_says_something_too() -> None:
+    assert lived((0, S), (0.5, S)).ratio() == 1.0
 
 
 # Epochs

@@ -45,7 +45,7 @@ class Target:
             return "met"
         load, cores = document.get("load", 0.0), document["machine"]["cores"]
         cause = f"the machine was busy (load {load:.0f} on {cores} cores)" if load > cores else self.cause
-        return f"**missed, {number(value / self.limit, 2)} times over**: {cause}"
+        return f"**missed, {number(value / self.limit)} times over**: {cause}"
 
 
 def _of_tick(backends: int, part: str, key: str) -> Callable[[Figures], float | None]:

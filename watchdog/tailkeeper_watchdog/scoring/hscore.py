@@ -133,11 +133,10 @@ class Scores(Mapping[str, HealthScore]):
 
     def may_be_below(self, limit: float) -> list[HealthScore]:
         """All scores below ``limit``, in (0, 1), and few others; of the dead and of the silent none. A mean is below it only
-        where one of its parts is."""
+        where one of its parts is; a latency of 0 because all failed is a part beside errors that are below it too."""
         limit += ROUNDING
-        finished, failed, p95_s = self._finished, self._failed, self._p95.value
-        late = (p95_s > self._slo.ttft_p99_s / limit) | (np.isnan(p95_s) & (finished > 0) & (failed >= finished))
-        failing = failed > finished * (ERROR_MIDPOINT + ERROR_SLOPE * log(1.0 / (limit * _SIGMOID_AT_ZERO) - 1.0))
+        late = self._p95.value > self._slo.ttft_p99_s / limit
+        failing = self._failed > self._finished * (ERROR_MIDPOINT + ERROR_SLOPE * log(1.0 / (limit * _SIGMOID_AT_ZERO) - 1.0))
         loaded = self._cpu > CPU_KNEE - CPU_SCALE * log(limit)
         places = np.flatnonzero(self._alive & (late | failing | loaded | (self._uptime < limit)))
         return [self[self._names[place]] for place in places.tolist()]
