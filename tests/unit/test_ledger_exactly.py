@@ -12,7 +12,7 @@ import pytest
 
 from tailkeeper_watchdog import ledger as ledger_module
 from tailkeeper_watchdog.ledger import ATTEMPT_MEMORY_S, LOCK_WAIT_S, Ledger, LedgerError
-from tailkeeper_watchdog.ledger_rows import SCHEMA_VERSION, lease_of
+from tailkeeper_watchdog.ledger_rows import NUMBERED, SCHEMA_VERSION, TABLES, lease_of
 from tailkeeper_watchdog.model import DRAIN, SERVE, Decision, Knob, KnobValue, Lease, Outcome, Target
 
 B = Target("edge", "llm/b", "llm")
@@ -334,3 +334,21 @@ def test_a_target_that_is_the_same_is_the_same_object_and_another_one_is_read(le
     assert lease_of(row, same).target is same
     assert lease_of(row, other).target == B
     assert lease_of(row, None).target == B
+
+
+def test_a_ledger_that_is_kept_elsewhere_too_has_every_table_of_this_one_and_the_leases_in_force(ledger: Ledger) -> None:
+    there = dict(ledger._run("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"))
+    assert set(TABLES) == set(there)
+    assert set(NUMBERED) == {name for name, sql in there.items() if "AUTOINCREMENT" in sql}
+    ended, kept = intended(ledger), intended(ledger, Knob.ADMISSION, value=DRAIN)
+    ledger.end(ended.id, Outcome.RELEASED, 20.0)
+    ledger.record(1.0, 1, "p", "b", Knob.WEIGHT, 1.0, 0.5, Outcome.APPLIED, "why")
+    read = {name: ledger._run(f"SELECT * FROM {name}{which}") for name, which in TABLES.items()}
+    assert [row[0] for row in read["leases"]] == [kept.id]
+    assert {name: len(rows) for name, rows in read.items()} == {
+        "leases": 1,
+        "decisions": 1,
+        "attempts": 0,
+        "weights": 0,
+        "meta": 1,
+    }
