@@ -25,7 +25,7 @@ from tailkeeper_watchdog.actuators.haproxy import HaproxyActuator
 from tailkeeper_watchdog.actuators.webhook import WebhookActuator
 from tailkeeper_watchdog.core import PolicySetting
 from tailkeeper_watchdog.model import Knob, KnobValue, Mode
-from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
+from tailkeeper_watchdog.policy_params import ContextLengthRoutingParams
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 

@@ -16,7 +16,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.clients import Clients
 from tailkeeper_watchdog.core import PolicySetting, Rules
 from tailkeeper_watchdog.model import Backend, Mode, Slo, Target
-from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.records.in_force import InForce
 from tailkeeper_watchdog.replay import from_prometheus
 from tailkeeper_watchdog.replay.from_prometheus import Range

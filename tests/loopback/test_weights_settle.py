@@ -14,8 +14,7 @@ import pytest
 from tailkeeper_watchdog.model import Knob, KnobValue
 from tailkeeper_watchdog.plan import WEIGHT_DEADBAND
 from tailkeeper_watchdog.policies import context_length_routing, token_rate_weighting
-from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
-from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams
+from tailkeeper_watchdog.policy_params import ContextLengthRoutingParams, TokenRateWeightingParams
 from tests.unit.situations import Run, seen, situation, window
 
 DELAY_S, LAG_S, SECONDS, WINDOW_S = 15, 8.0, 900, 60

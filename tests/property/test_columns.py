@@ -24,6 +24,7 @@ from tailkeeper_watchdog.model import (
     Slo,
 )
 from tailkeeper_watchdog.policies import gpu_health_gate as gate
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.samples import COUNTERS, OUTCOME_SLOT, Sample, sample_of
 from tailkeeper_watchdog.scoring.hscore import FACTORS, Scores, may_be_below, score
 from tailkeeper_watchdog.table import Table
@@ -205,7 +206,7 @@ class OneByOne:
     kv: dict[str, Baseline] = field(default_factory=dict)
     dead_at: dict[str, float] = field(default_factory=dict)
 
-    def decide(self, situation: Situation, params: gate.GpuHealthGateParams) -> list[DesiredState]:
+    def decide(self, situation: Situation, params: GpuHealthGateParams) -> list[DesiredState]:
         now = situation.snapshot.now
         desired: list[DesiredState] = []
         ratios = {name: e for name, w in situation.recent.items() if (e := w.failure_ratio) is not None}
@@ -243,7 +244,7 @@ class OneByOne:
 @settings(deadline=None)
 @given(st.lists(situations(), min_size=1, max_size=4), st.booleans())
 def test_the_health_gate_decides_side_by_side_what_it_would_decide_one_by_one(ticks: list[Situation], learned: bool) -> None:
-    params, plain = gate.GpuHealthGateParams(breaker_failures=2, breaker_min_requests=5), OneByOne()
+    params, plain = GpuHealthGateParams(breaker_failures=2, breaker_min_requests=5), OneByOne()
     memory = gate.Memory()
     if learned:
         usual = Baseline(0.1, 0.0, gate.KV_READINGS, 0.0)

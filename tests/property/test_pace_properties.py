@@ -28,11 +28,16 @@ from tailkeeper_watchdog.plan import (
     return_wait_s,
 )
 from tailkeeper_watchdog.policies import slo_guardian, token_rate_weighting
-from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams, by_entropy
-from tailkeeper_watchdog.policies.gpu_health_gate import Breaker, BreakerState, GpuHealthGateParams, step_breaker
+from tailkeeper_watchdog.policies.adaptive_batch_window import by_entropy
+from tailkeeper_watchdog.policies.gpu_health_gate import Breaker, BreakerState, step_breaker
 from tailkeeper_watchdog.policies.memory_breaker import Level
-from tailkeeper_watchdog.policies.slo_guardian import Guard, Look, SloGuardianParams, step
-from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams
+from tailkeeper_watchdog.policies.slo_guardian import Guard, Look, step
+from tailkeeper_watchdog.policy_params import (
+    AdaptiveBatchWindowParams,
+    GpuHealthGateParams,
+    SloGuardianParams,
+    TokenRateWeightingParams,
+)
 from tailkeeper_watchdog.quarantine import quarantined, symptoms
 from tailkeeper_watchdog.resolve import RESTRICTION, resolve
 from tailkeeper_watchdog.samples import OUTCOME_SLOT

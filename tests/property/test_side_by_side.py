@@ -15,6 +15,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.detectors import growth, improved_but_broken, zscore
 from tailkeeper_watchdog.model import Backend, BackendObservation, Epoch, FleetSnapshot, RequestRecord, Situation, Slo
 from tailkeeper_watchdog.policies import slo_guardian
+from tailkeeper_watchdog.policy_params import SloGuardianParams
 from tailkeeper_watchdog.samples import OUTCOME_SLOT, sample_of
 from tailkeeper_watchdog.window import Window
 
@@ -209,7 +210,7 @@ def test_improved_but_broken(ticks: list[Tick], quiet: int) -> None:
 @settings(deadline=None)
 @given(st.lists(DID, min_size=len(NAMES), max_size=len(NAMES)))
 def test_what_the_guardian_sees_of_a_pool(did: list[Did]) -> None:
-    params = slo_guardian.SloGuardianParams()
+    params = SloGuardianParams()
     situation = Tick(dict(zip(NAMES, did, strict=True))).situation(1_000.0)
     seen, windows = [situation.heard[name] for name in NAMES], [situation.recent[name] for name in NAMES]
     look = slo_guardian.look([0, 1, 2], slo_guardian.asked_of(situation), params)

@@ -10,7 +10,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind
 from tailkeeper_watchdog.model import DRAIN, SERVE, FindingKind, Knob, KnobValue, Mode
-from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 

@@ -14,7 +14,7 @@ from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.actuators.contract import ErrorKind, ServerState
 from tailkeeper_watchdog.core import PolicySetting
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, Mode, Target
-from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
+from tailkeeper_watchdog.policy_params import ContextLengthRoutingParams
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import FakeGateway, World
 

@@ -10,7 +10,7 @@ from tailkeeper_exporter import catalog
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import PolicySetting
 from tailkeeper_watchdog.model import Knob, KnobValue, Mode
-from tailkeeper_watchdog.policies.memory_breaker import MemoryBreakerParams
+from tailkeeper_watchdog.policy_params import MemoryBreakerParams
 from tailkeeper_watchdog.settings import GuardsSettings
 from tests.scenario.world import World
 

@@ -21,7 +21,7 @@ from tailkeeper_watchdog.leadership import Leadership
 from tailkeeper_watchdog.ledger import Ledger
 from tailkeeper_watchdog.loop import Loop, Parts
 from tailkeeper_watchdog.model import DRAIN, EMPTY, SERVE, Backend, BackendObservation, Knob, KnobValue, Mode, Slo, Target
-from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.reconcile import Reconciler
 from tailkeeper_watchdog.settings import GuardsSettings
 from tailkeeper_watchdog.switches import Switches

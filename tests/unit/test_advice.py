@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailkeeper_watchdog.advice import MAX_ADVICE, advised
 from tailkeeper_watchdog.model import DRAIN, SERVE, DesiredState, FindingKind, Knob, KnobValue, Mode, Severity
 from tailkeeper_watchdog.policies import context_length_routing
-from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
+from tailkeeper_watchdog.policy_params import ContextLengthRoutingParams
 from tests.unit.situations import seen, situation
 
 NOWHERE = situation()

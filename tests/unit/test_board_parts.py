@@ -22,7 +22,8 @@ from tailkeeper_watchdog.happenings.names import Phase
 from tailkeeper_watchdog.model import FindingKind, Knob, Outcome
 from tailkeeper_watchdog.plan import RETURN_POLICY
 from tailkeeper_watchdog.policies import POLICIES
-from tailkeeper_watchdog.policies.gpu_health_gate import HOT_CELSIUS, GpuHealthGateParams
+from tailkeeper_watchdog.policies.gpu_health_gate import HOT_CELSIUS
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 
 BOARDS: dict[str, dict[str, Any]] = {json.loads(text)["uid"]: json.loads(text) for text in render().values()}
 RULES = tuple(rule for build in groups.GROUPS for rule in build(RuleSettings()).rules if isinstance(rule, Alert))

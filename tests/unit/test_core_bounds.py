@@ -6,7 +6,8 @@ from tailkeeper_exporter.readings import Reading, absent, present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
 from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, GpuObservation, Mode, RequestRecord, Slo
-from tailkeeper_watchdog.policies.gpu_health_gate import POLICY, Breaker, BreakerState, GpuHealthGateParams, step_breaker
+from tailkeeper_watchdog.policies.gpu_health_gate import POLICY, Breaker, BreakerState, step_breaker
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tests.unit.situations import Run, situation, window
 

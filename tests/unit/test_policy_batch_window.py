@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue, RequestRecord, Situation
 from tailkeeper_watchdog.policies import adaptive_batch_window
-from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams, by_entropy, entropy, shrunk
+from tailkeeper_watchdog.policies.adaptive_batch_window import by_entropy, entropy, shrunk
+from tailkeeper_watchdog.policy_params import AdaptiveBatchWindowParams
 from tailkeeper_watchdog.window import Window
 from tests.unit.situations import Run, seen, situation, window
 

@@ -8,7 +8,7 @@ import pytest
 
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tailkeeper_watchdog.policies import slo_guardian
-from tailkeeper_watchdog.policies.slo_guardian import SloGuardianParams
+from tailkeeper_watchdog.policy_params import SloGuardianParams
 from tailkeeper_watchdog.window import Window
 from tests.unit.situations import Run, backend, seen, situation, window
 

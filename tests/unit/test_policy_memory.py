@@ -10,8 +10,8 @@ import pytest
 from tailkeeper_exporter.readings import absent, present
 from tailkeeper_watchdog.model import DRAIN, BackendObservation, GpuObservation, Knob, KnobValue
 from tailkeeper_watchdog.policies import cache_offload, memory_breaker
-from tailkeeper_watchdog.policies.cache_offload import CacheOffloadParams
-from tailkeeper_watchdog.policies.memory_breaker import TAINT, MemoryBreakerParams
+from tailkeeper_watchdog.policies.memory_breaker import TAINT
+from tailkeeper_watchdog.policy_params import CacheOffloadParams, MemoryBreakerParams
 from tailkeeper_watchdog.window import Window
 from tests.unit.situations import Run, seen, situation, window
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.model import DRAIN, SERVE, Knob, KnobValue
 from tailkeeper_watchdog.policies import context_length_routing, token_rate_weighting
-from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
-from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams, composite_load, latency_penalty
+from tailkeeper_watchdog.policies.token_rate_weighting import composite_load, latency_penalty
+from tailkeeper_watchdog.policy_params import ContextLengthRoutingParams, TokenRateWeightingParams
 from tailkeeper_watchdog.window import Window
 from tests.unit.situations import Run, backend, seen, situation, window
 

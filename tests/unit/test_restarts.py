@@ -11,7 +11,7 @@ from tailkeeper_exporter.readings import present
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.core import Memory, PolicySetting, Rules, score_fleet
 from tailkeeper_watchdog.model import Backend, BackendObservation, FleetSnapshot, Mode, RequestRecord, Situation, Slo
-from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
 
 WEIGHTS = {"latency": 0.35, "error_rate": 0.40, "cpu_usage": 0.15, "uptime": 0.10}

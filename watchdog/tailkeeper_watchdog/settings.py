@@ -28,13 +28,15 @@ from tailkeeper_watchdog.alert_terms import OWN_LABELS, RUNBOOK
 from tailkeeper_watchdog.gateways import Gateway
 from tailkeeper_watchdog.metrics import LOOSEST_OBJECTIVE
 from tailkeeper_watchdog.model import Mode
-from tailkeeper_watchdog.policies.adaptive_batch_window import AdaptiveBatchWindowParams
-from tailkeeper_watchdog.policies.cache_offload import CacheOffloadParams
-from tailkeeper_watchdog.policies.context_length_routing import ContextLengthRoutingParams
-from tailkeeper_watchdog.policies.gpu_health_gate import GpuHealthGateParams
-from tailkeeper_watchdog.policies.memory_breaker import MemoryBreakerParams
-from tailkeeper_watchdog.policies.slo_guardian import SloGuardianParams
-from tailkeeper_watchdog.policies.token_rate_weighting import TokenRateWeightingParams
+from tailkeeper_watchdog.policy_params import (
+    AdaptiveBatchWindowParams,
+    CacheOffloadParams,
+    ContextLengthRoutingParams,
+    GpuHealthGateParams,
+    MemoryBreakerParams,
+    SloGuardianParams,
+    TokenRateWeightingParams,
+)
 
 STALE_INTERVALS = 3
 """Evidence may miss two reads before it is stale; below that one lost packet would blind us (field report E1)."""

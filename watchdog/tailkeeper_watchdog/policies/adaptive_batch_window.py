@@ -28,12 +28,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, log
-from typing import Annotated
-
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import (
     EMPTY,
     Backend,
@@ -46,6 +42,7 @@ from tailkeeper_watchdog.model import (
     Situation,
 )
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain
+from tailkeeper_watchdog.policy_params import AdaptiveBatchWindowParams
 
 NAME = "adaptive_batch_window"
 BINS_S = (0.005, 0.020, 0.050, 0.100)
@@ -55,30 +52,6 @@ MAX_ARRIVALS = 512
 ROUNDING_S = 1e-6
 SHRINK_EVERY_S = 0.1
 PEAK_KEPT_PER_S = 0.99
-
-
-class AdaptiveBatchWindowParams(Settings):
-    irregular_above: Ratio = 0.75
-    regular_below: Ratio = 0.4
-    growth: Annotated[float, Field(ge=1)] = 1.2
-    floor_s: Seconds = 0.010
-    ceiling_s: Seconds = 0.200
-    target_p99_s: Seconds = 0.200
-    shrink: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """A factor for each 100 ms over the target."""
-    limited_floor_s: Seconds = 0.050
-    slow_batch_s: Seconds = 0.300
-    breaches: Annotated[int, Field(ge=1)] = 3
-    quiet_s: Seconds = 5
-    interval_s: Seconds = 5
-    """Between two steps by entropy: a window must be seen to work before it is changed again."""
-    min_arrivals: Annotated[int, Field(ge=5)] = 50
-    """The entropy of fewer says more about chance than about arrivals."""
-    least_concurrency: Annotated[float, Field(ge=1)] = 4
-    limit_step: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    """A limit turns requests away, so it goes down by less than a window does."""
-    limit_interval_s: Seconds = 10
-    """The P99 that it is judged by is one of ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)

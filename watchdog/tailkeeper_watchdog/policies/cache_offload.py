@@ -13,31 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.columns import columns
 from tailkeeper_watchdog.model import EMPTY, DesiredState, Knob, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policy_params import CacheOffloadParams
 
 NAME = "cache_offload"
-MAX_TIERS = 8
-Tier = Annotated[str, Field(min_length=1, max_length=32)]
-
-
-class CacheOffloadParams(Settings):
-    tiers: Annotated[tuple[Tier, ...], Field(min_length=1, max_length=MAX_TIERS)] = ("local",)
-    """What the tap has. Name more of them where the gateway has more, the nearest first."""
-    pressure_ratio: Ratio = 0.80
-    pressure_after_s: Seconds = 10
-    step_s: Seconds = 30
-    """A cache takes a while to fill: the next tier waits for what this one brings."""
-    relief_ratio: Ratio = 0.60
-    relief_after_s: Seconds = 60
 
 
 @dataclass(frozen=True, slots=True)

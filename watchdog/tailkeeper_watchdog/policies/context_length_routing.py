@@ -20,26 +20,12 @@ from math import exp, inf
 from statistics import median
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.model import EMPTY, BackendObservation, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policy_params import ContextLengthRoutingParams
 
 NAME = "context_length_routing"
 ANNOTATION = "kv_usage_ratio"
-
-
-class ContextLengthRoutingParams(Settings):
-    floor_weight: Ratio = 0.1
-    """A full backend still gets a trickle: without it nobody would see that it has room again."""
-    full_weight_below_ratio: Ratio = 0.05
-    """A nearly empty cache is no reason to turn a knob."""
-    publish_step_ratio: Ratio = 0.05
-    """A usage that moves by less is published already: a fleet of a thousand would write a thousand notes every half minute."""
-    lower_s: Seconds = 20
-    """Time in which a weight goes two thirds of the way down: a cache that fills up is not waited for long."""
-    raise_s: Seconds = 120
-    """Likewise up. Slower than down: with both at 20 s two backends at 60 % swing against each other for ever (simulated, with
-    observations 15 s old)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,23 +18,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf, nan
 from statistics import median
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_exporter.state import State
 from tailkeeper_watchdog.columns import Columns, columns
 from tailkeeper_watchdog.many_windows import Column, Mask, number_or_none
-from tailkeeper_watchdog.metrics import (
-    BREAKER_ERROR_RATIO,
-    BREAKER_FAILURES,
-    BREAKER_REQUESTS,
-    MEMORY_PRESSURE_LIMIT_RATIO,
-    PREEMPTIONS_LIMIT_PER_S,
-)
 from tailkeeper_watchdog.model import (
     DRAIN,
     EMPTY,
@@ -45,39 +36,13 @@ from tailkeeper_watchdog.model import (
     Situation,
 )
 from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policy_params import GpuHealthGateParams
 from tailkeeper_watchdog.samples import OUTCOME_SLOT
 from tailkeeper_watchdog.table import Matrix, Table
 from tailkeeper_watchdog.window import Window
 
 _OK, _ERROR = OUTCOME_SLOT["ok"], OUTCOME_SLOT["error"]
 NAME = "gpu_health_gate"
-
-
-class GpuHealthGateParams(Settings):
-    memory_pressure_limit_ratio: Ratio = MEMORY_PRESSURE_LIMIT_RATIO
-    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = PREEMPTIONS_LIMIT_PER_S
-    """More than one preemption in two seconds is a backend that throws work away."""
-    step_time_limit_s: Seconds = 0.080
-    slow_weight: Ratio = 0.5
-    gpu_missed_after_s: Seconds = 3.0
-    """Three missed collections at the default interval of 1 s."""
-    fragmentation_limit_ratio: Ratio = 0.45
-    fragmentation_penalty: Ratio = 0.32
-    kv_miss_limit_ratio: Ratio = 0.18
-    kv_miss_penalty: Ratio = 0.27
-    preprocess_p95_limit_s: Seconds = 0.120
-    preprocess_penalty: Ratio = 0.21
-    nvlink_limit_ratio: Ratio = 0.82
-    pcie_limit_ratio: Ratio = 0.85
-    link_penalty: Ratio = 0.20
-    floor_weight: Ratio = 0.1
-    breaker_failures: Annotated[int, Field(ge=1)] = BREAKER_FAILURES
-    breaker_error_ratio: Ratio = BREAKER_ERROR_RATIO
-    """A quarter of the requests failing is fifty times the default error budget: not a spike."""
-    breaker_min_requests: Annotated[int, Field(ge=1)] = BREAKER_REQUESTS
-    breaker_open_s: Seconds = 30
-    breaker_close_error_ratio: Ratio = 0.05
-    breaker_trial_requests: Annotated[int, Field(ge=1)] = 10
 
 
 class BreakerState(StrEnum):

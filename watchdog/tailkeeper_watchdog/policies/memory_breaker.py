@@ -16,41 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.columns import columns
-from tailkeeper_watchdog.metrics import (
-    MEMORY_RISK_AFTER_S,
-    MEMORY_RISK_RATIO,
-    MEMORY_STOP_AFTER_S,
-    MEMORY_STOP_RATIO,
-    PREEMPTIONS_LIMIT_PER_S,
-)
 from tailkeeper_watchdog.model import DRAIN, EMPTY, BackendObservation, DesiredState, Knob, KnobValue, Mode, Situation
 from tailkeeper_watchdog.policies.base import Policy
+from tailkeeper_watchdog.policy_params import MemoryBreakerParams
 from tailkeeper_watchdog.window import Window
 
 NAME = "memory_breaker"
 TAINT = "gpu-mem-pressure=high:NoSchedule"
 ANNOTATION = "oom-risk"
-
-
-class MemoryBreakerParams(Settings):
-    level1_ratio: Ratio = MEMORY_RISK_RATIO
-    level1_after_s: Seconds = MEMORY_RISK_AFTER_S
-    level2_ratio: Ratio = MEMORY_STOP_RATIO
-    level2_after_s: Seconds = MEMORY_STOP_AFTER_S
-    hysteresis_ratio: Ratio = 0.05
-    """A level that came and went with every request would be no level."""
-    drain_grace_s: Annotated[float, Field(ge=0)] = 5
-    memory_copy_limit_ratio: Ratio = 0.85
-    preemptions_limit_per_s: Annotated[float, Field(ge=0)] = PREEMPTIONS_LIMIT_PER_S
-    """More than one preemption in two seconds is a backend that throws work away."""
 
 
 @dataclass(frozen=True, slots=True)

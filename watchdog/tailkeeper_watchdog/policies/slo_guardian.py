@@ -20,42 +20,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, nan
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
 from tailkeeper_exporter.readings import bucket_quantile
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.columns import Columns, columns
 from tailkeeper_watchdog.many_windows import or_none
 from tailkeeper_watchdog.model import EMPTY, Backend, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
+from tailkeeper_watchdog.policy_params import SloGuardianParams
 from tailkeeper_watchdog.samples import SIGNAL_HISTOGRAM
 
 NAME = "slo_guardian"
-
-
-class SloGuardianParams(Settings):
-    ttft_p99_limit_s: Seconds = 0.8
-    error_limit_ratio: Ratio = 0.005
-    min_requests: Annotated[int, Field(ge=1)] = 20
-    """One failure among fewer would be over any limit."""
-    max_level: Annotated[int, Field(ge=0, le=3)] = 1
-    escalate_after_s: Seconds = 20
-    load_limit: Annotated[float, Field(gt=1)] = 2.1
-    load_after_s: Seconds = 15
-    baseline_s: Seconds = 3_600
-    baseline_least_s: Seconds = 600
-    max_scale: Annotated[float, Field(ge=1)] = 2.0
-    """More than twice as many at once is a decision for a person."""
-    itl_p99_limit_s: Seconds = 0.035
-    shed_memory_ratio: Ratio = 0.85
-    tokens_floor_per_s: Annotated[float, Field(ge=0)] = 1_000
-    scale_memory_ratio: Ratio = 0.70
-    good_period_s: Seconds = 10
-    good_periods: Annotated[int, Field(ge=1)] = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,20 +23,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import exp, nan
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from tailkeeper_exporter import catalog
-from tailkeeper_exporter.settings import Ratio, Seconds, Settings
 from tailkeeper_watchdog.columns import columns, p99
 from tailkeeper_watchdog.many_windows import or_none
 from tailkeeper_watchdog.model import EMPTY, DesiredState, Knob, Mode, Pool, Situation
 from tailkeeper_watchdog.policies.base import Policy, has_a_drain, last_drained
+from tailkeeper_watchdog.policy_params import TokenRateWeightingParams
 
 NAME = "token_rate_weighting"
-MAX_HINTS = 64
 Group = tuple[Pool, tuple[str, str]]
 """Gateway and pool, and in it model and precision."""
 PENALTY_PER_STEP = 0.05
@@ -45,24 +43,6 @@ PENALTY_STEP_S = 0.010
 AS_GOOD_AS_ALL = 0.02
 """Corrections become ever smaller: from here on the way back to all of the traffic is over, or it would never be."""
 MEMORY_SHARE, MISS_SHARE, ACTIVE_SHARE = 0.4, 0.35, 0.25
-
-
-class TokenRateWeightingParams(Settings):
-    model_weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(max_length=MAX_HINTS)] = Field(default_factory=dict)
-    """By MODEL-QUANTIZATION, or by MODEL; the traffic share that a model is meant to have where pools hold several."""
-    baseline_p99_s: Seconds = 0.080
-    interval_s: Seconds = 5
-    max_step: Ratio = 0.2
-    """A weight that swung further would overshoot before its effect can be seen."""
-    correction: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of what is missing that a step makes up for once the weight was there: with a window of 60 s that is read 15 s
-    late, 0.2 still swings where loads are high (simulated)."""
-    floor_weight: Ratio = 0.1
-    even_within_ratio: Ratio = 0.0
-    """One that earns less than the best by no more than this keeps its whole weight. Few requests a backend make its memory and
-    its share of those under way jump from tick to tick: that is no difference between backends."""
-    min_tokens: Annotated[float, Field(ge=1)] = 200
-    """Generated within the window; fewer say little about speed."""
 
 
 class Given(NamedTuple):
