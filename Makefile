@@ -38,8 +38,8 @@ demo: $(READY) ## A simulated fleet, a fault, and Tailkeeper at work; console on
 
 test: unit ## All tests; those that need a real program are skipped where it is missing.
 	@$(MAKE) --no-print-directory board-harness || echo "make: the board harness is not there; its tests are skipped" >&2
-	@$(BIN)/python -m pytest -n 2 tests/contract $(ARGS)
-	@$(BIN)/python -m pytest tests/loopback tests/e2e $(ARGS)
+	@$(BIN)/python -m pytest -n 2 tests/contract tests/loopback $(ARGS)
+	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 unit: $(READY) ## The fast tests alone: no real programs, under a minute.
 	@$(BIN)/python -m pytest -n auto tests/unit tests/property tests/scenario $(ARGS)
