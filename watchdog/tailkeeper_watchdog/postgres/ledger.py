@@ -60,7 +60,7 @@ class PostgresLedger(Ledger):
     def everything(self) -> Content:
         """All rows as of now, to be written anew: that replaces whatever is unwritten."""
         with self._lock:
-            content = {table: self._run(f"SELECT * FROM {table}") for table in TABLES}  # noqa: S608  names of ours  # nosec B608
+            content = {table: self._run(f"SELECT * FROM {table}") for table in TABLES}  # noqa: S608  names of ours
             self._unwritten.clear()
             self.must_be_anew = False
             return content

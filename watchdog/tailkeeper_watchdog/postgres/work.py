@@ -112,10 +112,10 @@ def _image_of(connection: Connection) -> sqlite3.Connection:
     image.execute("BEGIN")
     for table, which in TABLES.items():
         with connection.cursor(binary=True) as cursor:
-            cursor.execute(f"SELECT * FROM {table}{which}".encode())  # noqa: S608  names of ours  # nosec B608
+            cursor.execute(f"SELECT * FROM {table}{which}".encode())  # noqa: S608  names of ours
             image.executemany(_insert(table, len(cursor.description or ())), cursor)
     for table in NUMBERED:
-        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}".encode()).fetchone() or (0,)  # noqa: S608  # nosec B608
+        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}".encode()).fetchone() or (0,)  # noqa: S608
         image.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         image.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, last))
     image.execute("COMMIT")
@@ -124,7 +124,7 @@ def _image_of(connection: Connection) -> sqlite3.Connection:
 
 def _insert(table: str, columns: int) -> str:
     marks = ",".join("?" * columns)
-    return f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608  names of ours  # nosec B608
+    return f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608  names of ours
 
 
 def write(connection: Connection, term: Term, statements: tuple[Statement, ...], again: bool, lease_s: float) -> Written:
@@ -178,7 +178,7 @@ def write_anew(connection: Connection, term: Term, content: Content, lease_s: fl
 def _replacing(table: str, rows: Iterable[Row]) -> Iterable[Statement]:
     """Whatever has the same key there goes first: a lease that ended there is in force here, or a change is the same."""
     key = "backend" if table == "attempts" else "id"
-    delete = f"DELETE FROM {table} WHERE {key} = ?"  # noqa: S608  names of ours  # nosec B608
+    delete = f"DELETE FROM {table} WHERE {key} = ?"  # noqa: S608  names of ours
     for row in rows:
         yield delete, (row[0],)
         yield _insert(table, len(row)), row
