@@ -318,6 +318,26 @@ async def test_what_a_guard_let_through_in_part_is_not_called_done() -> None:
         await becomes(page, "#nothing", "sim-b: only in part, wanted: 40 %. Open it to see why.")
 
 
+@pytest.mark.parametrize("size", [DESK, SMALL_PHONE])
+async def test_a_shard_says_which_it_is_and_what_it_leaves_to_others(size: tuple[int, int], tmp_path: Path) -> None:
+    async with console(await _quiet()) as (shown, _):
+        shown.expected.append("ERR_FAILED")
+        page = await shown.open(size)
+        assert await page.locator("#shard").is_hidden(), "a watchdog for all is no shard"
+        await page.route(STREAM, lambda route: route.abort())
+
+        async def of_three(route: Route) -> None:
+            answer = await route.fetch()
+            part = {"index": 1, "of": 3, "elsewhere": 1_250, "split_pools": []}
+            await route.fulfill(response=answer, json={**await answer.json(), "shard": part})
+
+        await page.route("**/api/v1/fleet", of_three)
+        await page.goto(shown.url)
+        await becomes(page, "#shard", "shard 1/3 · 1,250 backends elsewhere")
+        await page.screenshot(path=tmp_path / "shard.png")
+        assert await overflow(page) == []
+
+
 async def test_names_and_reasons_are_text_and_never_markup() -> None:
     world = with_model(World(":memory:", (HOSTILE, "b", "c", "d")), HOSTILE)
     await world.run(30)
