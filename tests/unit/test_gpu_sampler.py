@@ -225,6 +225,9 @@ async def test_a_hanging_list_leaves_known_devices_sampled(source: FakeSource) -
         clock.now += 10
         sampler.poll()
         await until(sampler, lambda snapshot, now=clock.now: all(s.taken_s == now for s in snapshot.devices))  # type: ignore[misc]
+    async with asyncio.timeout(10):
+        while source.calls.count("list") < 2:  # noqa: ASYNC110 - a thread of its own, which may begin after the others have ended
+            await asyncio.sleep(0.001)
     assert source.calls.count("list") == 2
     sampler.close()
 
