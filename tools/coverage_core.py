@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.results.envelope import write
+from tools.sources import FAST, FOLDERS, ROOT, file_of
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = ("exporter", "watchdog")
-FAST = ("tests/unit", "tests/property", "tests/scenario")
 LIMIT_RATIO = 0.95
 """Of the branches, and of the lines: what is left are refusals of what cannot be, which no honest test can bring about."""
 _COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
@@ -49,16 +47,6 @@ def core_modules(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, ...]:
     contracts = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     pure = [contract for contract in contracts if "time" in contract.get("forbidden_modules", ())]
     return tuple(sorted({module for contract in pure for module in contract["source_modules"]}))
-
-
-def file_of(module: str) -> Path:
-    """Raises FileNotFoundError for what is in neither folder."""
-    for folder in FOLDERS:
-        path = ROOT / folder / Path(*module.split("."))
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.is_file():
-                return file
-    raise FileNotFoundError(f"{module} is in neither of {', '.join(FOLDERS)}; pyproject.toml names it")
 
 
 def files_of(module: str) -> str:

@@ -19,6 +19,7 @@ import yaml
 
 from tailkeeper import __version__
 from tailkeeper.config import parse
+from tailkeeper_watchdog.shard import MAX_SHARDS
 from tests.contract.manifests import (
     CHART,
     Key,
@@ -185,6 +186,14 @@ def test_wrong_values_are_refused_with_the_place(values: dict[str, Any], said: s
     done = template(values)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_as_many_shards_as_there_can_be_are_values_of_the_chart_and_no_replica_stops_them_all() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    assert schema["properties"]["watchdog"]["properties"]["shards"]["maximum"] == MAX_SHARDS
+    for replicas, pods in ((1, 5), (0, 0)):
+        found = chart({"watchdog": {"shards": 5, "replicas": replicas}})
+        assert found["StatefulSet", "tailkeeper", "tailkeeper-watchdog"]["spec"]["replicas"] == pods
 
 
 def test_a_token_is_made_for_each_installation_unless_a_secret_is_named() -> None:

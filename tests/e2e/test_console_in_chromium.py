@@ -319,7 +319,7 @@ async def test_what_a_guard_let_through_in_part_is_not_called_done() -> None:
 
 
 @pytest.mark.parametrize("size", [DESK, SMALL_PHONE])
-async def test_a_shard_says_which_it_is_and_what_it_leaves_to_others(size: tuple[int, int], tmp_path: Path) -> None:
+async def test_a_shard_says_which_it_is_and_what_it_leaves_to_others(size: tuple[int, int]) -> None:
     async with console(await _quiet()) as (shown, _):
         shown.expected.append("ERR_FAILED")
         page = await shown.open(size)
@@ -334,7 +334,6 @@ async def test_a_shard_says_which_it_is_and_what_it_leaves_to_others(size: tuple
         await page.route("**/api/v1/fleet", of_three)
         await page.goto(shown.url)
         await becomes(page, "#shard", "shard 1/3 · 1,250 backends elsewhere")
-        await page.screenshot(path=tmp_path / "shard.png")
         assert await overflow(page) == []
 
 

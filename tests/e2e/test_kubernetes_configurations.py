@@ -79,6 +79,17 @@ def watching(folder: Path, fake: FakeKubeApi, engine: Running, exporter: str) ->
     return document
 
 
+def engine_with_sidecar(folder: Path, fake: FakeKubeApi, stack: ExitStack) -> tuple[Running, str]:
+    """An engine whose pod the API knows, and the address of the exporter beside it."""
+    engine = stack.enter_context(engine_process(tokens_per_page=5))
+    thing = pod("vllm-0")
+    thing["status"]["podIP"] = "127.0.0.1"
+    fake.put("pods", thing)
+    exporting = sidecar(folder, engine)
+    stack.enter_context(command(folder / "exporter", exporting, "exporter"))
+    return engine, exporting["exporter"]["listen"]
+
+
 def states(url: str) -> dict[str, str]:
     return {row["backend"]: row["state"] for row in json.loads(get(url + "/api/v1/fleet")[2])["backends"]}
 
@@ -93,13 +104,7 @@ async def reached(holds: Any, limit_s: float = 20.0) -> None:
 async def test_what_is_deployed_finds_its_engine_sees_it_die_and_hands_over(tmp_path: Path) -> None:
     async with fake_kube_api() as fake:
         with ExitStack() as stack:
-            engine = stack.enter_context(engine_process(tokens_per_page=5))
-            thing = pod("vllm-0")
-            thing["status"]["podIP"] = "127.0.0.1"
-            fake.put("pods", thing)
-            exporting = sidecar(tmp_path, engine)
-            exporter = exporting["exporter"]["listen"]
-            stack.enter_context(command(tmp_path / "exporter", exporting, "exporter"))
+            engine, exporter = engine_with_sidecar(tmp_path, fake, stack)
 
             first, second = (watching(tmp_path, fake, engine, exporter) for _ in range(2))
             one, two = (f"http://{document['watchdog']['listen']}" for document in (first, second))
@@ -127,15 +132,10 @@ async def test_shards_run_as_their_pods_run_them_lead_side_by_side_and_share_the
     (container,) = shards["template"]["spec"]["containers"]
     async with fake_kube_api() as fake:
         with ExitStack() as stack:
-            engine = stack.enter_context(engine_process(tokens_per_page=5))
-            thing = pod("vllm-0")
-            thing["status"]["podIP"] = "127.0.0.1"
-            fake.put("pods", thing)
-            exporting = sidecar(tmp_path, engine)
-            stack.enter_context(command(tmp_path / "exporter", exporting, "exporter"))
+            engine, exporter = engine_with_sidecar(tmp_path, fake, stack)
             urls = []
             for index in range(shards["replicas"]):
-                document = watching(tmp_path, fake, engine, exporting["exporter"]["listen"])
+                document = watching(tmp_path, fake, engine, exporter)
                 words = [word.replace("$(SHARD)", str(index)) for word in container["args"][3:]]
                 stack.enter_context(command(tmp_path / f"shard-{index}", document, "watchdog", *words))
                 urls.append(f"http://{document['watchdog']['listen']}")

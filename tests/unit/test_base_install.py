@@ -10,8 +10,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[2]
-IMPORTED_AS = {"kubernetes-asyncio": "kubernetes_asyncio", "nvidia-ml-py": "pynvml", "psycopg": "psycopg"}
+IMPORTED_AS = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
 """Where a package is not imported by its own name."""
 
 
@@ -19,7 +21,7 @@ def only_with_an_extra() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     def names(requirements: list[str]) -> set[str]:
-        return {"".join(c if c.isalnum() or c in "-_." else " " for c in one).split()[0].lower() for one in requirements}
+        return {Requirement(one).name for one in requirements}
 
     base = names(project["dependencies"])
     extras = {name for extra, found in project["optional-dependencies"].items() if extra != "dev" for name in names(found)}

@@ -12,10 +12,11 @@ from types import ModuleType
 import pytest
 
 from tools.mutation.covering import AT_IMPORT, read
-from tools.mutation.modules import PARTS, ROOT, file_of
+from tools.mutation.modules import PARTS
 from tools.mutation.mutants import mutants, mutated
 from tools.mutation.report import equivalents
 from tools.mutation.trying import put_in_place
+from tools.sources import ROOT, file_of
 
 SOURCE = '''
 """A docstring is left alone."""

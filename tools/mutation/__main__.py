@@ -31,10 +31,11 @@ import pytest
 
 from tools.mutation import covering
 from tools.mutation.covering import AT_IMPORT, Covering
-from tools.mutation.modules import FAST, PARTS, ROOT, file_of
+from tools.mutation.modules import PARTS
 from tools.mutation.mutants import Mutant, mutants, mutated
 from tools.mutation.report import report
 from tools.mutation.trying import BROKEN, OPTIONS, SURVIVED, Anew, InPlace, Order, Trial, try_all
+from tools.sources import FAST, FOLDERS, ROOT, file_of
 
 KEPT = ROOT / ".mutation"
 CPU_S = 6.0
@@ -66,7 +67,7 @@ def all_work(parts: Iterable[str]) -> list[Work]:
 
 def tests_digest() -> str:
     """Of all tests and all sources: who survived does so with these."""
-    return _digest(file for folder in (*FAST, "exporter", "watchdog") for file in sorted((ROOT / folder).rglob("*.py")))
+    return _digest(file for folder in (*FAST, *FOLDERS) for file in sorted((ROOT / folder).rglob("*.py")))
 
 
 def look_who_covers(own_only: bool) -> Covering:

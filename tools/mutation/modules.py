@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-FAST = ("tests/unit", "tests/property", "tests/scenario")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +68,3 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
 }
-
-
-def file_of(module: str) -> Path:
-    """Where its source lies. Raises FileNotFoundError."""
-    for folder in ("exporter", "watchdog"):
-        file = ROOT / folder / f"{module.replace('.', '/')}.py"
-        if file.is_file():
-            return file
-    raise FileNotFoundError(f"{module}: no such module in exporter/ or watchdog/")

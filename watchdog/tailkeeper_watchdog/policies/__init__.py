@@ -1,4 +1,5 @@
-"""The policies. ``POLICIES`` is the only list; a policy is one file and one line here."""
+"""The policies. ``POLICIES`` is the only list; a policy is one file, what it can be told in
+``policy_params``, and one line here."""
 
 from __future__ import annotations
 
