@@ -157,15 +157,18 @@ def _watchdog_down() -> Alert:
 
 
 def _shard_down() -> Alert:
-    """The same name as for a whole watchdog: its part of the fleet has none. Where all are gone the other rule says so."""
-    ticking = f"{series(SHARD_BACKENDS)} and {on(CLUSTER, INSTANCE)} (increase({count(TICK_DURATION)}[2m]) > 0)"
+    """The same name as for a whole watchdog: its part of the fleet has none. Where all are gone the other rule says so.
+
+    There is who ticked within two minutes, so that shards which are replaced one after the other are never missing.
+    """
+    ticked = f"increase({count(TICK_DURATION)}[2m]) > 0"
+    ticking = f"present_over_time({series(SHARD_BACKENDS)}[2m]) and {on(CLUSTER, INSTANCE)} ({ticked})"
     there = by("count", (CLUSTER,), by("count", (CLUSTER, SHARD), ticking))
     return Alert(
         name="WatchdogDown",
         expr=f"{by('max', (CLUSTER,), series(SHARDS))} - {on(CLUSTER)} {there} > 0",
         severity=Severity.PAGE,
-        # As long as shards are being replaced one after the other, or by those of another number, some are missing.
-        for_s=120,
+        for_s=60,
         per_backend=False,
         board=WATCHDOG_BOARD_UID,
         labels={"dominant_factor": "shard"},
@@ -173,7 +176,7 @@ def _shard_down() -> Alert:
         impact="Users of the pools that fall to them are not protected, and our changes there stay until their leases end.",
         causes="A shard is stopped, crashing at start, stuck, or standing by because another number of shards still runs.",
         actions="See which one answers, read the log of the one that does not, and restart it.",
-        when="fewer shards tick than there are",
+        when="fewer shards ticked within two minutes than there are",
     )
 
 
@@ -253,9 +256,9 @@ def _watchdog_cases(watchdog: Alert) -> tuple[Case, ...]:
 
 
 def _shard_cases(shard: Alert) -> tuple[Case, ...]:
-    def of(index: int, ticks: str, there: str = "{}x40", number: int = 3) -> tuple[Input, ...]:
+    def of(index: int, ticks: str, there: str = "{}x40", number: int = 3, pod: str = "first") -> tuple[Input, ...]:
         """``there``: when its series are, with a place for their value."""
-        place, named = f'instance="shard-{index}-of-{number}:8088"', f'shard="{index}/{number}"'
+        place, named = f'instance="{pod}-{index}-of-{number}:8088"', f'shard="{index}/{number}"'
         return (
             Input(f"{series(SHARDS)}{{{place}}}", there.format(number)),
             Input(f'{series(SHARD_BACKENDS)}{{{place}, {named}, whose="own"}}', there.format(5)),
@@ -268,8 +271,19 @@ def _shard_cases(shard: Alert) -> tuple[Case, ...]:
 
     two = (*of(0, "0+3x40"), *of(1, "0+3x40"))
     after = (part for index in range(2) for part in of(index, "_x11 0+3x28", "_x11 {}x28", number=2))
+    replaced = tuple(
+        part
+        for index, until in enumerate(
+            (8, 12, 16)
+        )  # each away for three quarters of a minute, one of them for three minutes in all
+        for part in (
+            *of(index, f"0+3x{until} stale", f"{{}}x{until} stale"),
+            *of(index, f"_x{until + 3} 0+3x30", f"_x{until + 3} {{}}x30", pod="second"),
+        )
+    )
     down = (Expected(shard),)
     return (
+        Case("shards that are replaced one after the other are quiet", shard.name, replaced, "4m45s"),
         Case("shards that all tick are quiet", shard.name, (*two, *of(2, "0+3x40")), "8m"),
         Case("a shard that vanished pages", shard.name, (*two, *gone(2)), "8m", down),
         Case("a shard that is there and does not tick pages", shard.name, (*two, *of(2, "0+3x8 24x32")), "8m", down),
