@@ -273,12 +273,10 @@ def _shard_cases(shard: Alert) -> tuple[Case, ...]:
     after = (part for index in range(2) for part in of(index, "_x11 0+3x28", "_x11 {}x28", number=2))
     replaced = tuple(
         part
-        for index, until in enumerate(
-            (8, 12, 16)
-        )  # each away for three quarters of a minute, one of them for three minutes in all
+        for index, until in enumerate((8, 11, 14, 17))  # each away for a minute, the next from then on: one is missing for three
         for part in (
-            *of(index, f"0+3x{until} stale", f"{{}}x{until} stale"),
-            *of(index, f"_x{until + 3} 0+3x30", f"_x{until + 3} {{}}x30", pod="second"),
+            *of(index, f"0+3x{until} stale", f"{{}}x{until} stale", 4),
+            *of(index, f"_x{until + 3} 0+3x30", f"_x{until + 3} {{}}x30", 4, "second"),
         )
     )
     down = (Expected(shard),)
